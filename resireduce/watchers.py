@@ -71,9 +71,7 @@ class StepGuard:
 def refuse_compiled_autograd() -> None:
     """Raise UsageError within a backward pass that compiled autograd runs. Its module is there only if it is in use."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    if compiled is None:
-        return
-    if getattr(compiled, "compiled_autograd_enabled", False) or getattr(compiled, "in_compiled_autograd_region", False):
+    if any(getattr(compiled, name, False) for name in ("compiled_autograd_enabled", "in_compiled_autograd_region")):
         raise UsageError(COMPILED_AUTOGRAD)
 
 

@@ -147,12 +147,11 @@ class CompressionHook(HookState):
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
         """Return what is to be compressed of a gradient; None if this rank has none in this pass, and sends zeros."""
-        is_present = slot.index in self._present
-        is_left = not is_present and slot.parameter.grad is not None and bool(grad.any())
-        leaves = self.feedback.leaves_residual(slot.name)
-        if is_present or (is_left and not leaves):  # what is sent dense is averaged anew, as without a hook
+        if slot.index in self._present:
             return super()._take(slot, grad)
-        if is_left:  # by an earlier pass
+        if slot.parameter.grad is not None and grad.any():  # left by an earlier pass
+            if not self.feedback.leaves_residual(slot.name):  # sent dense: averaged anew, as without a hook
+                return super()._take(slot, grad)
             self._aside.append((slot, grad, grad.clone()))
         grad.zero_()
         return None

@@ -7,7 +7,6 @@ slice of every tensor. Between replicas that slice is compressed, with error fee
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -293,7 +292,7 @@ class ShardedCompressionHook(HookState):
                 private.at_end_of_pass(partial(self._end_pass, True))
         elif self._reduced:
             self._reduced.clear()
-            with torch.no_grad(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            with torch.no_grad(), torch.cuda.stream(self._stream):  # None changes nothing
                 self._end_step()
             if self._stream is not None:
                 torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
