@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from resireduce.checks import check_beside_optimizer, check_merge, check_settings, check_types, optimized
+from resireduce.checks import check_merge, check_settings, check_types, check_update, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
@@ -18,7 +18,7 @@ from resireduce.pipeline import build_feedback, find_communicator, find_compress
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
-from resireduce.watchers import watchers_of
+from resireduce.watchers import NOT_HELD, Around, OtherSteps, Resumed
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -121,10 +121,10 @@ def distribute(
     settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)
     check_kinds(model)
-    check_settings(settings, model)
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
-    check_beside_optimizer(settings, lossy, optimizer, model, parameters)
+    check_settings(settings, lossy, model, optimizer)
+    check_update(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
     communicator = find_communicator(settings.backend, settings.group, parameters.values())
     check_optimizer_agreement(model, optimizer, communicator)
@@ -133,9 +133,11 @@ def distribute(
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
-        distributed.watchers += watchers_of(
-            model, distributed.slots, optimizer, feedback.residual, settings.streamed, communicator.world_size
-        )
+        kept = () if settings.streamed or communicator.world_size == 1 else distributed.slots
+        others = OtherSteps(model, parameters.values(), NOT_HELD, kept)
+        distributed.watchers += [others, Resumed(feedback.residual, optimizer)]
+        if settings.streamed:
+            distributed.watchers.append(Around(optimizer))
         if settings.merge in [*TIMED]:
             distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))
         broadcast_start(model, optimizer, communicator)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 State = Mapping[str, Tensor]
 RANKS_PER_NODE = "ranks_per_node"
 """A key that a state has only if its residuals are slices, with two levels."""
-PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE)
+SHARD = ("shard_rank", "shard_world_size")
+"""Keys that a state has only if its residuals are slices of a model under `fully_shard`: which shard, of how many."""
+PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE, *SHARD)
 MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
 """Keys of a state's origin, which states of earlier versions lack: the compressor whose memory it holds; digests of the
 members of each group, named for the first; digests of how the places of each tensor that is stored in part were
@@ -98,7 +100,8 @@ def _in_words(state: State) -> str:
     """Return in words which rank has saved a state."""
     place = _place_of(state)
     within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
-    return f"rank {place['rank']} of {place['world_size']}{within}"
+    shard = ", shard {} of {}".format(*(place[key] for key in SHARD)) if SHARD[0] in place else ""
+    return f"rank {place['rank']} of {place['world_size']}{within}{shard}"
 
 
 # --- The states of all ranks of a job, for another number of ranks ---
@@ -123,9 +126,8 @@ def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
 
     Raises ConfigError, before anything is changed, if a state is missing, or is of another model or scheme.
     """
-    if hasattr(optimizer, "of_this_shard"):
-        states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
+    states = [state for state in states if all(int(state.get(key, -1)) == held.get(key, -1) for key in SHARD)]
     number, count = feedback.communicator.rank, feedback.communicator.world_size
     nodes = _by_node(states)
     readers = [_reader(optimizer, state) for state in nodes[0]]
@@ -162,7 +164,7 @@ def _by_node(states: Sequence[State]) -> list[list[State]]:
         given = [f"{_in_words(state)} at step {int(state['steps'])}" for state in ordered]
         raise ConfigError(
             f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step; give what each of "
-            "its ranks saved in the same step"
+            "its ranks saved in the same step (under FSDP2, in as many shards: slices are not cut anew)"
         )
     size = kinds.pop()[2]
     return [ordered[first : first + size] for first in range(0, len(ordered), size)]

@@ -39,20 +39,6 @@ class Watcher:
         """Note that residuals were loaded, or that a step was named at which to continue."""
 
 
-def watchers_of(
-    model: nn.Module,
-    slots: Sequence["Slot"],
-    optimizer: torch.optim.Optimizer,
-    residual: Residuals,
-    streamed: bool,
-    world_size: int,
-) -> list[Watcher]:
-    """Return what watches `optimizer`, which trains the parameters of `slots` in `model`, with errors in `residual`."""
-    kept = () if streamed or world_size == 1 else slots
-    others = OtherSteps(model, [slot.parameter for slot in slots], NOT_HELD, kept)
-    return [others, Resumed(residual, optimizer), *([Around(optimizer)] if streamed else [])]
-
-
 def is_distributed(parameter: Tensor) -> bool:
     """Whether an optimizer of the library that is in use averages the gradients of `parameter`."""
     return parameter in DISTRIBUTED
@@ -85,9 +71,7 @@ class StepGuard:
 def refuse_compiled_autograd() -> None:
     """Raise UsageError within a backward pass that compiled autograd runs. Its module is there only if it is in use."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    if compiled is None:
-        return
-    if getattr(compiled, "compiled_autograd_enabled", False) or getattr(compiled, "in_compiled_autograd_region", False):
+    if any(getattr(compiled, name, False) for name in ("compiled_autograd_enabled", "in_compiled_autograd_region")):
         raise UsageError(COMPILED_AUTOGRAD)
 
 
@@ -112,10 +96,6 @@ def refuse_fork(process: int) -> None:
 # --- Steps of other optimizers, by gradients that are not averaged ---
 
 
-FIRST_LOOKS, INTERVAL = 16, 61
-"""A model is looked at after each of the first FIRST_LOOKS steps in which an optimizer trains other parameters than
-those that are averaged, and then after every INTERVAL-th, an odd number: so both phases of training that alternates are
-seen."""
 NOT_HELD = (
     "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
     "distribute the optimizer that holds it too, or average it yourself"
@@ -139,8 +119,8 @@ class OtherSteps(Watcher):
     def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence["Slot"] = ()):
         self._model, self._reason, self._slots = weakref.ref(model), reason, slots
         self._held = {id(one) for one in held}
-        self._told = WeakTensorKeyDictionary()
-        self._steps, self._is_in_step = 0, False
+        self._seen = WeakTensorKeyDictionary()  # has each other parameter that was looked for in the model
+        self._is_in_step = False
         _FOLLOWERS[id(self)] = self
 
     def before_step(self) -> None:
@@ -153,28 +133,24 @@ class OtherSteps(Watcher):
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After a step of any `optimizer`: warn once about what it has trained by gradients of this rank alone."""
-        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        others = [one for one in trained if id(one) not in self._held]
         has_own = not self._is_in_step and any(slot.made is not None for slot in self._slots)
-        if has_own and not trained.isdisjoint(self._held):
+        if has_own and len(others) < len(trained):
             self._slots = ()
             warn(BYPASSED)
-        model = self._model()
-        if model is None or trained <= self._held:
-            return
-        self._steps += 1
-        if self._steps > FIRST_LOOKS and self._steps % INTERVAL:
-            return
-        others = trained - self._held
-        found = {name: one for name, one in model.named_parameters() if id(one) in others and self._is_new(one)}
+        new = {id(one): one for one in others if self._is_new(one)}
+        self._seen.update(dict.fromkeys(new.values(), True))
+        model = self._model() if new else None
+        found = [] if model is None else [name for name, one in model.named_parameters() if id(one) in new]
         if found:
-            self._told.update(dict.fromkeys(found.values(), True))
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            warn(f"{next(iter(found))!r}{more}: trained, but {self._reason}")
+            warn(f"{found[0]!r}{more}: trained, but {self._reason}")
 
     def _is_new(self, parameter: Tensor) -> bool:
-        """Whether it has a gradient that neither the library nor FSDP averages, and that no warning has named."""
+        """Whether it has a gradient, for the first time, that neither the library nor FSDP averages."""
         has_own = parameter.requires_grad and parameter.grad is not None and not hasattr(parameter, "placements")
-        return has_own and not is_distributed(parameter) and parameter not in self._told
+        return has_own and parameter not in self._seen and not is_distributed(parameter)
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[int, OtherSteps] = weakref.WeakValueDictionary()
@@ -227,13 +203,6 @@ class Around(Watcher):
 # --- Training without the distributed optimizer, which is gone ---
 
 
-TRAINED_ON = (
-    "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its gradients any "
-    "more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes its optimizer anew, "
-    "distribute that one too, in the function that makes it. If each rank is to train by itself, close() it before"
-)
-
-
 def watch_orphans(parameters: Iterable[Tensor]) -> None:
     """Have a warning given once if a backward pass reaches `parameters`, whose distributed optimizer is gone."""
     handles: list[RemovableHandle] = []
@@ -246,18 +215,15 @@ def _warn_of_loss(handles: Iterable[RemovableHandle], parameter: Tensor) -> None
     for handle in handles:
         handle.remove()
     if not is_distributed(parameter):  # by another optimizer since
-        warn(TRAINED_ON)
+        warn(
+            "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
+            "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes "
+            "its optimizer anew, distribute that one too, in the function that makes it. If each rank is to train by "
+            "itself, close() it before"
+        )
 
 
 # --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
-
-
-FORGOTTEN = (
-    "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left by steps "
-    "that this state does not know. Save residual_state_dict() of every rank beside it, and load it by "
-    "load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. If that state is of "
-    "training without compression, call start_at(0), and nothing is missing"
-)
 
 
 class Resumed(Watcher):
@@ -295,7 +261,12 @@ class Resumed(Watcher):
         is_forgotten = self._is_loaded and not self._has_residuals
         self._is_loaded, self._has_residuals, self._has_stepped = False, False, True
         if is_forgotten and self._residual.tensors():
-            warn(FORGOTTEN)
+            warn(
+                "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left "
+                "by steps that this state does not know. Save residual_state_dict() of every rank beside it, and load "
+                "it by load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. "
+                "If that state is of training without compression, call start_at(0), and nothing is missing"
+            )
 
 
 def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
@@ -304,12 +275,10 @@ def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tens
     if optimizer.state:
         return False
     rates = [group.get("lr") for group in optimizer.param_groups]
-    if not all(isinstance(rate, int | float | Tensor) and bool((torch.as_tensor(rate) == 0).all()) for rate in rates):
+    if any(rate is None or _has_values(torch.as_tensor(rate)) for rate in rates):
         return False
     gradients = [parameter.grad for parameter in parameters]
-    return all(
-        g is not None and g.layout == torch.strided and g.device.type != "meta" and not g.any() for g in gradients
-    )
+    return all(one is not None and one.layout == torch.strided and not _has_values(one) for one in gradients)
 
 
 def _has_steps(state: Mapping[Any, Any]) -> bool:

@@ -5,7 +5,7 @@ still running, and leaves the averages in `.grad` when `backward()` returns. Cli
 work on them as usual.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -26,11 +26,6 @@ from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.watchers import OtherSteps
 from resireduce.wrappers.hooks import HookState
-
-UNKNOWN = (
-    "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
-    "gradient of it: do that before the model is wrapped, or wrap it anew"
-)
 
 
 def compress_ddp(
@@ -101,8 +96,13 @@ class CompressionHook(HookState):
     def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         super().__init__(parameters, feedback)
         ignored = [one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore]
-        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], UNKNOWN)
+        reason = (
+            "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its "
+            "own gradient of it: do that before the model is wrapped, or wrap it anew"
+        )
+        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], reason)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
+        self._strides = {slot: _strides(slot.parameter) for slot in self.slots}
         self._results: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of this pass
         self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where an average comes, and what was there
         self._present: set[int] = set()  # indices of slots of which this rank has a gradient
@@ -132,7 +132,10 @@ class CompressionHook(HookState):
         slots, buffer = [self._slot_of[parameter] for parameter in bucket.parameters()], bucket.buffer()
         if buffer.layout != torch.strided:
             raise UsageError(f"the gradient of {slots[0].name!r} is sparse: make its layer with sparse=False")
-        self._send(views_in(buffer, slots), buffer)
+        parts = buffer.split([slot.parameter.numel() for slot in slots])
+        shapes = [(slot.parameter.shape, self._strides[slot]) for slot in slots]
+        views = [part.as_strided(*shape) for part, shape in zip(parts, shapes, strict=True)]
+        self._send(dict(zip(slots, views, strict=True)), buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -144,12 +147,11 @@ class CompressionHook(HookState):
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
         """Return what is to be compressed of a gradient; None if this rank has none in this pass, and sends zeros."""
-        is_present = slot.index in self._present
-        is_left = not is_present and slot.parameter.grad is not None and bool(grad.any())
-        leaves = self.feedback.leaves_residual(slot.name)
-        if is_present or (is_left and not leaves):  # what is sent dense is averaged anew, as without a hook
+        if slot.index in self._present:
             return super()._take(slot, grad)
-        if is_left:  # by an earlier pass
+        if slot.parameter.grad is not None and grad.any():  # left by an earlier pass
+            if not self.feedback.leaves_residual(slot.name):  # sent dense: averaged anew, as without a hook
+                return super()._take(slot, grad)
             self._aside.append((slot, grad, grad.clone()))
         grad.zero_()
         return None
@@ -193,20 +195,8 @@ def _mark_present(present: set[int], index: int, _: Tensor) -> None:
     present.add(index)
 
 
-# --- How gradients lie in the buckets of DistributedDataParallel: as their parameters did when it was made ---
-
-
-def views_in(buffer: Tensor, slots: Sequence[Slot]) -> dict[Slot, Tensor]:
-    """Return the gradient of each of `slots` in the flat `buffer` of a bucket.
-
-    It is laid out as by the wrapper: like its parameter, if that has no gaps.
-    """
-    views, start = {}, 0
-    for slot in slots:
-        parameter = slot.parameter
-        flat = buffer[start : start + parameter.numel()]
-        # Strides survive empty_like only if the tensor has neither gaps nor overlaps.
-        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-        views[slot] = flat.as_strided(parameter.shape, parameter.stride()) if dense else flat.view(parameter.shape)
-        start += parameter.numel()
-    return views
+def _strides(parameter: Tensor) -> tuple[int, ...]:
+    """Return how the wrapper lays out a gradient in a bucket: like its `parameter`, if that has no gaps or overlaps,
+    which `empty_like` does not keep."""
+    like = torch.empty_like(parameter, device="meta").stride()
+    return like if like == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()

@@ -7,7 +7,6 @@ slice of every tensor. Between replicas that slice is compressed, with error fee
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,10 +21,11 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError, check_count
+from resireduce.errors import ConfigError, UsageError, check, check_count
 from resireduce.grouping import Grouping, compressible
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.residuals.base import DecayedResidual
+from resireduce.resume import SHARD
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import agree, kinds
@@ -185,14 +185,6 @@ def groups_of(units: Sequence[Unit]) -> list[Any]:
 # --- The all-reduce hook of FSDP2: what happens to the gradients of one unit after their reduce-scatter ---
 
 
-UNKNOWN = (
-    "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, and call "
-    "fully_shard(model) too, or average it yourself"
-)
-SHARD = ("shard_rank", "shard_world_size")
-"""Additional keys of a residual state: the number of this rank's shard, and how many there are."""
-
-
 class ShardedCompressionHook(HookState):
     """Made by `compress_fsdp`: holds this rank's residuals, of the slices that it owns, and the messages under way.
 
@@ -206,13 +198,18 @@ class ShardedCompressionHook(HookState):
     def __init__(self, model: nn.Module, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
         super().__init__({name: like for name, like in likes(units).items() if like.numel()}, feedback)
         self._shards, self.units = shards, tuple(units)
+        feedback.place = {**feedback.place, **dict(zip(SHARD, (shards.rank, shards.world_size), strict=True))}
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._reduced: set[Unit] = set()
         self._failed, self._is_fresh = False, True
         self._task = -1  # which run of autograd's engine the last unit was of
         self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
         shards_held = [held.sharded_param for unit in self.units for held in unit.trained.values()]
-        self._others = OtherSteps(model, shards_held, UNKNOWN)
+        reason = (
+            "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, "
+            "and call fully_shard(model) too, or average it yourself"
+        )
+        self._others = OtherSteps(model, shards_held, reason)
         for unit in self.units:
             unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
@@ -257,7 +254,13 @@ class ShardedCompressionHook(HookState):
             self._compare_replicas()
         self._begin_pass()
         if unit in self._reduced:
-            self._refuse_acting_twice(unit)
+            decays = any(isinstance(self.feedback.residual.of(slot.name), DecayedResidual) for slot in self.slots)
+            if decays or self.feedback.momentum is not None:
+                raise UsageError(
+                    f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum "
+                    "or residuals would decay twice in a step: use a compressor without momentum and a scheme without "
+                    "decay"
+                )
             self.feedback.end_step(self.steps)  # of the residuals, so that they may be used again
             self._reduced.clear()
         if flat.is_cuda:
@@ -289,19 +292,10 @@ class ShardedCompressionHook(HookState):
                 private.at_end_of_pass(partial(self._end_pass, True))
         elif self._reduced:
             self._reduced.clear()
-            with torch.no_grad(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            with torch.no_grad(), torch.cuda.stream(self._stream):  # None changes nothing
                 self._end_step()
             if self._stream is not None:
                 torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-    def _refuse_acting_twice(self, unit: Unit) -> None:
-        """Raise UsageError if a second reduction of `unit` in a step would multiply momentum or residuals again."""
-        residuals = [self.feedback.residual.of(slot.name) for slot in self.slots]
-        if self.feedback.momentum is not None or any(isinstance(one, DecayedResidual) for one in residuals):
-            raise UsageError(
-                f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum or "
-                "residuals would decay twice in a step: use a compressor without momentum and a scheme without decay"
-            )
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
@@ -322,47 +316,19 @@ class ShardedCompressionHook(HookState):
                     tensor.record_stream(stream)
             self._is_fresh = False
 
-    # --- saved states: residuals of the slices that this rank owns, named by shard ---
-
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, and the number of its shard; torch.distributed.checkpoint takes this object."""
-        place = (self._shards.rank, self._shards.world_size)
-        named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
-        return super().residual_state_dict() | named
-
-    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number."""
-        (own,) = self.of_this_shard([state])
-        super().load_residual_state_dict(own)
-
-    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
-
-        Raises ConfigError if there is none.
-        """
-        place = self._shards.rank, self._shards.world_size
-        own = [state for state in states if place == tuple(int(state.get(key, -1)) for key in SHARD)]
-        if not own:
-            raise ConfigError(
-                f"residual state: none is that of shard {place[0]} of {place[1]}, which this rank holds: load its own, "
-                "in a job of as many shards. Slices of residuals are not cut anew; the number of replicas may change: "
-                "resireduce.redistribute"
-            )
-        return [{key: value for key, value in state.items() if key not in SHARD} for state in own]
+    # --- saved states, for torch.distributed.checkpoint ---
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return `residual_state_dict` for torch.distributed.checkpoint, under a key that only this rank has.
+        """Return `residual_state_dict` under a key that only this rank has.
 
-        Of tensors that several ranks save under one name, it keeps a single one, and the others would be lost.
+        Of tensors that several ranks save under one name, torch.distributed.checkpoint keeps a single one.
         """
         return {f"replica {self.feedback.communicator.rank}, shard {self._shards.rank}": self.residual_state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load a `state` that `state_dict` made; ConfigError if it has nothing of this rank."""
         (key,) = self.state_dict()
-        if key not in state:
-            raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
-        self.load_residual_state_dict(state[key])
+        self.load_residual_state_dict(state.get(key, {}))
 
 
 # --- The call: the model is checked, all ranks compare what they were given, and the hook is made ---
@@ -428,17 +394,12 @@ def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:
     return groups[0]
 
 
-def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:
+def _replicas(replicate: Any, shards: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return the process group that `replicate` stands for. Raises ConfigError unless it crosses `shards` here."""
-    if isinstance(replicate, DeviceMesh) and replicate.ndim == 1:
-        group = replicate.get_group()
-    elif isinstance(replicate, dist.ProcessGroup):
-        group = replicate
-    else:
-        raise ConfigError(
-            f"replicate: {replicate!r} is not allowed; give a mesh of one dimension, such as mesh['replicate'], or a "
-            "process group that this rank is in"
-        )
+    is_mesh = isinstance(replicate, DeviceMesh) and replicate.ndim == 1
+    group = replicate.get_group() if is_mesh else replicate
+    wanted = "a mesh of one dimension, such as mesh['replicate'], or a process group that this rank is in"
+    check("replicate", replicate, isinstance(group, dist.ProcessGroup), wanted)
     ranks = dist.get_process_group_ranks(group)
     common = sorted({*ranks} & {*dist.get_process_group_ranks(shards)})
     if common != [dist.get_rank()]:

@@ -19,11 +19,6 @@ from resireduce.errors import UsageError, warn
 from resireduce.start import STEP, agree
 from resireduce.watchers import Resumed
 
-WITHIN = (
-    "{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, and others of "
-    "the last; call it when backward() has returned, or start from a checkpoint"
-)
-
 
 class HookState(Resumable, ABC):
     """The common base of the hooks of wrappers, which want their gradients back before `backward()` returns.
@@ -53,7 +48,10 @@ class HookState(Resumable, ABC):
 
     def _refuse_within_step(self, what: str) -> None:
         if self._is_within_pass:
-            raise UsageError(WITHIN.format(what=what))
+            raise UsageError(
+                f"{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, "
+                "and others of the last; call it when backward() has returned, or start from a checkpoint"
+            )
 
     def _look_around(
         self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
@@ -62,7 +60,11 @@ class HookState(Resumable, ABC):
         they go on from other steps or with other `values`; warn of a GradScaler; and watch the states of optimizers."""
         agree({**values, STEP: str(self.steps)}, self.feedback.communicator, beside=beside)
         if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
-            warn(SCALED)
+            warn(
+                "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of "
+                "another scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no "
+                "scaling, or resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
+            )
         own = {id(one) for one in parameters}
         for one in objects(torch.optim.Optimizer):
             groups = vars(one).get("param_groups") or ()  # one that passes on another's has none of its own
@@ -121,16 +123,6 @@ class HookState(Resumable, ABC):
         self._resumed.after_step()
         self.steps += 1
         self.feedback.begin_step(self.steps)
-
-
-# --- Mistakes around a wrapper's hook, looked for when it is first called: GradScaler, and forgotten residuals ---
-
-
-SCALED = (
-    "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another scale "
-    "whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
-    "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
-)
 
 
 def objects(kind: type) -> list[Any]:
