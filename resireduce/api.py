@@ -18,7 +18,7 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grad_scaler import GradScaler
-from resireduce.grouping import Grouping, check_kinds
+from resireduce.grouping import Grouping
 from resireduce.merging.profile import Profiler
 from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
@@ -127,7 +127,6 @@ def distribute(
     """
     settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)
-    check_kinds(model)
     check_settings(settings, model)
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)

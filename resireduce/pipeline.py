@@ -11,7 +11,7 @@ from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose, warn
 from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_small, match_groups
-from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
+from resireduce.scheme import BACKENDS, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
 from resireduce.start import agree, kinds
 
@@ -45,15 +45,15 @@ def build_feedback(
     grouping = find_grouping(model, settings.groups, compressed)
     if slices is not None:
         grouping.check(slices)
-    residual = build_residual(
-        settings.scheme,
-        grouping,
-        settings.residual_dtype,
-        communicator.rank,
-        settings.options,
-        settings.residual_device,
-    )
-    warn_if_nothing_is_reduced(settings.scheme, grouping)
+    where = settings.residual_dtype, communicator.rank, settings.options, settings.residual_device
+    residual = build_residual(settings.scheme, grouping, *where)
+    of = find_scheme(settings.scheme)
+    reduced = (of.grouped != of.other and grouping.groups) or (of.specific != of.other and grouping.specific)
+    if not reduced and {of.grouped, of.specific} != {of.other}:
+        warn(
+            f"scheme {settings.scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
+            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
+        )
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
     agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named)
@@ -77,21 +77,6 @@ def find_grouping(
     if groups != "auto":
         raise ConfigError(f"groups: {groups!r} is not allowed; give 'auto', a Grouping, or {FORM}")
     return find_groups(model, compressed)
-
-
-def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None:
-    """Warn if `scheme` reduces groups or specific layers, and `grouping` has none of them."""
-    kinds = find_scheme(scheme)
-    reduced = [
-        members
-        for kind, members in ((kinds.grouped, grouping.groups), (kinds.specific, grouping.specific))
-        if kind != kinds.other
-    ]
-    if reduced and not any(reduced):
-        warn(
-            f"scheme {scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
-            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
-        )
 
 
 def find_communicator(
