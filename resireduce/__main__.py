@@ -185,7 +185,8 @@ def _plan(args: argparse.Namespace) -> str:
     }
     result = plan(_builder(args), **options, progress=progress)
     if args.json:
-        return json.dumps(result, indent=2, default=Item.as_dict)
+        of_item = {"nbytes": "bytes"}
+        return json.dumps(result, indent=2, default=lambda item: {of_item.get(k, k): v for k, v in vars(item).items()})
     figures = [
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in takewhile(lambda pair: pair[0] not in ("items", "fullest_bytes"), result.items())
