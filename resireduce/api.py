@@ -133,7 +133,7 @@ def distribute(
     check_beside_optimizer(settings, lossy, optimizer)
     check_update(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
-    communicator = find_communicator(settings.backend, settings.group, parameters.values())
+    communicator = find_communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
     gradients_before = [one.grad for one in parameters.values()]

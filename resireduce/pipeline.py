@@ -1,9 +1,9 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import Levels
@@ -79,16 +79,11 @@ def find_grouping(
     return find_groups(model, compressed)
 
 
-def find_communicator(
-    backend: str | Communicator, group: "dist.ProcessGroup | None", parameters: Iterable[Tensor]
-) -> Communicator:
-    """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for what cannot
-    be used, as `parameters` of a GPU that Horovod cannot send here."""
+def find_communicator(backend: str | Communicator, group: "dist.ProcessGroup | None") -> Communicator:
+    """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for another."""
     if group is not None and backend != "torch":
         raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
-    communicator: Any = backend
-    if not isinstance(backend, Communicator):
-        kind = load(BACKENDS[choose("backend", backend, BACKENDS)])
-        communicator = kind(group) if backend == "torch" else kind()
-    communicator.check_devices(parameters)
-    return communicator
+    if isinstance(backend, Communicator):
+        return backend
+    kind: Callable[..., Communicator] = load(BACKENDS[choose("backend", backend, BACKENDS)])
+    return kind(group) if backend == "torch" else kind()

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,13 +48,6 @@ class HorovodCommunicator(Communicator):
                 + "])"
             )
         return [HorovodCommunicator(next(part for part in partition if self.rank in part)) for partition in partitions]
-
-    def check_devices(self, tensors: Iterable[Tensor]) -> None:
-        if any(tensor.is_cuda for tensor in tensors) and not self._hvd.cuda_built():
-            raise ConfigError(
-                "backend: 'horovod' cannot send tensors of a GPU here: it was built without CUDA; build it with "
-                "HOROVOD_GPU=CUDA and a CUDA toolkit, as the image cuda12 does, or give backend='torch'"
-            )
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum; bfloat16, which Horovod does not know, is summed in float32."""
