@@ -111,10 +111,9 @@ class Levels:
     def place(self) -> Mapping[str, int]:
         """Which rank this is: its number among all and, with two levels, its node, and its number there."""
         place = {"rank": self.world.rank, "world_size": self.world.world_size}
-        if self.node is None:
-            return place
-        within = {"place": self.node.rank, "ranks_per_node": self.node.world_size}
-        return place | {"node": self.between.rank} | within
+        if self.node is not None:
+            place |= {"node": self.between.rank, "place": self.node.rank, "ranks_per_node": self.node.world_size}
+        return place
 
     def close(self) -> None:
         """Release the channels of the collectives to other communicators."""

@@ -301,9 +301,6 @@ def hold(
             return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
 
 
-# --- The two together ---
-
-
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
     """Return where the fullest moment of a step lies, and the bytes of what is alive then."""
     now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
