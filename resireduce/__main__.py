@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULTS = Settings()
+SEVERAL: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
+SHOWN = "(default: %(default)s)"
 SILENT_SECONDS = 5
 """How long a plan says nothing of its progress."""
 
@@ -38,33 +40,30 @@ def parser() -> argparse.ArgumentParser:
         add = command.add_argument
         text = "a known name, module:callable that returns the model, or config.json of a Hugging Face model"
         add("--model", required=True, help=text)
-        text = "argument of the model, in JSON, e.g. layers=12; may be given repeatedly"
-        add("--arg", action="append", default=[], metavar="NAME=VALUE", help=text)
+        add("--arg", **SEVERAL, help="argument of the model, in JSON, e.g. layers=12; may be given repeatedly")
         add("--groups", metavar="FILE", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
         add("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
         add("--json", action="store_true", help="print JSON, in bytes")
     # Training: the optimizer, compression, residuals and ranks.
-    text = (
-        "sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable (default: %(default)s)"
-    )
+    text = f"sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable {SHOWN}"
     add("--optimizer", default="sgd", help=text)
     text = "keyword argument of the optimizer, e.g. lr=0.01; may be given repeatedly"
-    add("--optimizer-arg", dest="optimizer_args", action="append", default=[], metavar="NAME=VALUE", help=text)
-    add("--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
-    add("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
-    text = "backward passes accumulated per step (default: %(default)s)"
+    add("--optimizer-arg", dest="optimizer_args", **SEVERAL, help=text)
+    add("--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} {SHOWN}")
+    add("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} {SHOWN}")
+    text = f"backward passes accumulated per step {SHOWN}"
     add("--backward-passes-per-step", metavar="N", default=1, type=int, help=text)
-    add("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
+    add("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} {SHOWN}")
     text = "option of the scheme, e.g. row_ratio=0.25; may be given repeatedly"
-    add("--option", dest="options", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--option", dest="options", **SEVERAL, help=text)
     add("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
     add("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
-    add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
-    add("--density", default=DEFAULTS.density, type=float, help="share of elements sent (default: %(default)s)")
+    add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} {SHOWN}")
+    add("--density", default=DEFAULTS.density, type=float, help=f"share of elements sent {SHOWN}")
     text = "which compressed tensors travel together: none, one, hybrid or a number of bytes (default: 25 MiB at most)"
     add("--merge", metavar="WAY", type=lambda way: int(way) if way.isdecimal() else way, help=text)
-    add("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")
-    add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)")
+    add("--world-size", default=8, type=int, help=f"number of ranks {SHOWN}")
+    add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} {SHOWN}")
     add("--ranks-per-node", metavar="N", type=int, help="with --hierarchy node: how many ranks share a node")
     # The fullest moment of a step, with activations.
     text = "samples of a step: also plan its fullest moment on a GPU, with activations"
@@ -185,7 +184,8 @@ def _plan(args: argparse.Namespace) -> str:
     }
     result = plan(_builder(args), **options, progress=progress)
     if args.json:
-        return json.dumps(result, indent=2, default=Item.as_dict)
+        of_item = {"nbytes": "bytes"}
+        return json.dumps(result, indent=2, default=lambda item: {of_item.get(k, k): v for k, v in vars(item).items()})
     figures = [
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in takewhile(lambda pair: pair[0] not in ("items", "fullest_bytes"), result.items())

@@ -11,7 +11,7 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grad_scaler import GradScaler
-from resireduce.grouping import Grouping, check_kinds
+from resireduce.grouping import Grouping
 from resireduce.merging.profile import Profiler
 from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
@@ -120,13 +120,12 @@ def distribute(
     """
     settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)
-    check_kinds(model)
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
     check_settings(settings, lossy, model, optimizer)
     check_update(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
-    communicator = find_communicator(settings.backend, settings.group, parameters.values())
+    communicator = find_communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
     gradients_before = [one.grad for one in parameters.values()]

@@ -69,33 +69,27 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
 
     `dense`: shell patterns ("fc.weight", "head.*") of parameters that are sent dense whatever their size; None: those
     that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for a pattern that
-    matches nothing, and for parameters that are complex.
+    matches nothing, and for trained parameters that are complex, or have a gradient of another dtype.
     """
-    check_kinds(model)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.is_complex():
+            raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
+        if getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
+            raise ConfigError(f"model: {name!r} has grad_dtype {parameter.grad_dtype}; set it to {parameter.dtype}")
     if dense is not None and (isinstance(dense, str) or not isinstance(dense, Iterable)):
         raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
-    patterns, names = tuple(_patterns(dense, model)), [name for name, _ in model.named_parameters()]
+    patterns = _patterns(dense, model)
+    names = [name for name, _ in model.named_parameters()]
     unknown = [one for one in patterns if dense is not None and not any(fnmatchcase(name, one) for name in names)]
     if unknown:
         raise ConfigError(f"dense: {unknown[0]!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not is_small(parameter) and not any(fnmatchcase(name, p) for p in patterns)
-    }
+    sent = {name: one for name, one in trained.items() if not is_small(one)}
+    return {name: one for name, one in sent.items() if not any(fnmatchcase(name, p) for p in patterns)}
 
 
-def _patterns(dense: Iterable[str] | None, model: nn.Module) -> Iterable[str]:
-    return getattr(model, "dense_parameters", ()) if dense is None else dense
-
-
-def check_kinds(model: nn.Module) -> None:
-    """Raise ConfigError if a trained parameter of `model` is complex, or has a gradient of another dtype."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_complex() and parameter.requires_grad:
-            raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
-        if parameter.requires_grad and getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
-            raise ConfigError(f"model: {name!r} has grad_dtype {parameter.grad_dtype}; set it to {parameter.dtype}")
+def _patterns(dense: Iterable[str] | None, model: nn.Module) -> tuple[str, ...]:
+    return tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
@@ -233,7 +227,7 @@ def partial_selection(model: nn.Module, density: float, dense: Iterable[str] | N
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
     """
     check_share("density", density)
-    given = tuple(_patterns(dense, model))
+    given = _patterns(dense, model)
     sizes = {name: one.numel() for name, one in compressible(model, None if dense is None else given).items()}
     whole = sum(sizes.values())
     up_to = {limit: sum(size for size in sizes.values() if size <= limit) for limit in sizes.values()}

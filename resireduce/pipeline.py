@@ -1,9 +1,9 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import Levels
@@ -11,7 +11,7 @@ from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose, warn
 from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_small, match_groups
-from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
+from resireduce.scheme import BACKENDS, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
 from resireduce.start import agree, kinds
 
@@ -45,15 +45,15 @@ def build_feedback(
     grouping = find_grouping(model, settings.groups, compressed)
     if slices is not None:
         grouping.check(slices)
-    residual = build_residual(
-        settings.scheme,
-        grouping,
-        settings.residual_dtype,
-        communicator.rank,
-        settings.options,
-        settings.residual_device,
-    )
-    warn_if_nothing_is_reduced(settings.scheme, grouping)
+    where = settings.residual_dtype, communicator.rank, settings.options, settings.residual_device
+    residual = build_residual(settings.scheme, grouping, *where)
+    of = find_scheme(settings.scheme)
+    reduced = (of.grouped != of.other and grouping.groups) or (of.specific != of.other and grouping.specific)
+    if not reduced and {of.grouped, of.specific} != {of.other}:
+        warn(
+            f"scheme {settings.scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
+            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
+        )
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
     agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named)
@@ -79,31 +79,11 @@ def find_grouping(
     return find_groups(model, compressed)
 
 
-def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None:
-    """Warn if `scheme` reduces groups or specific layers, and `grouping` has none of them."""
-    kinds = find_scheme(scheme)
-    reduced = [
-        members
-        for kind, members in ((kinds.grouped, grouping.groups), (kinds.specific, grouping.specific))
-        if kind != kinds.other
-    ]
-    if reduced and not any(reduced):
-        warn(
-            f"scheme {scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
-            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
-        )
-
-
-def find_communicator(
-    backend: str | Communicator, group: "dist.ProcessGroup | None", parameters: Iterable[Tensor]
-) -> Communicator:
-    """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for what cannot
-    be used, as `parameters` of a GPU that Horovod cannot send here."""
+def find_communicator(backend: str | Communicator, group: "dist.ProcessGroup | None") -> Communicator:
+    """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for another."""
     if group is not None and backend != "torch":
         raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
-    communicator: Any = backend
-    if not isinstance(backend, Communicator):
-        kind = load(BACKENDS[choose("backend", backend, BACKENDS)])
-        communicator = kind(group) if backend == "torch" else kind()
-    communicator.check_devices(parameters)
-    return communicator
+    if isinstance(backend, Communicator):
+        return backend
+    kind: Callable[..., Communicator] = load(BACKENDS[choose("backend", backend, BACKENDS)])
+    return kind(group) if backend == "torch" else kind()

@@ -146,9 +146,6 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
     return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
 
 
-# --- A step of training on tensors without storage ---
-
-
 def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     """Run backward passes that hand over one gradient after the other, last layer first, and a step.
 

@@ -175,8 +175,6 @@ def build_residual(
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
     if device is not None:
         choose("residual_device", device, ("cpu",))
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
     chosen = [load(kind) for kind in (kinds.grouped, kinds.specific, kinds.other)]
     known = {residual: options_of(residual) for residual in chosen}
     options = options or {}

@@ -158,8 +158,7 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Overwrite the state, one parameter after the other, with rank 0's, and options where that alone has a state, as
-    from a checkpoint."""
+    """Overwrite the state, one parameter after the other, with rank 0's, and options where that alone has a state."""
     groups, state = optimizer.param_groups, optimizer.state
     parameters = [parameter for group in groups for parameter in group["params"]]
     sent = {key for key, one in state.items() if isinstance(one, dict) or is_value(one)}  # the rest stays where it is
@@ -183,14 +182,12 @@ def _sent(mine: Any, device: torch.device, communicator: Communicator) -> Any:
     """Return rank 0's `mine`, of a dict only what is a value; tensors are on `device`, or on the host as there."""
     mine = mine if communicator.rank == 0 else None
     mine = {key: one for key, one in mine.items() if is_value(one)} if isinstance(mine, dict) else mine
-    copies = private.tree_map(_on_host, mine)  # of a view the whole storage would be sent
+    copies = private.tree_map(  # of a view the whole storage would be sent
+        lambda one: one.detach().cpu().clone() if isinstance(one, Tensor) and not one.is_meta else one, mine
+    )
     is_away = private.tree_map(lambda one: isinstance(one, Tensor) and not is_host(one), mine)
     copies, is_away = broadcast_object((copies, is_away), communicator)
     return private.tree_map(lambda one, away: one.to(device) if away else one, copies, is_away)
-
-
-def _on_host(one: Any) -> Any:
-    return one.detach().cpu().clone() if isinstance(one, Tensor) and not one.is_meta else one
 
 
 def _merged(mine: Any, theirs: Any) -> Any:

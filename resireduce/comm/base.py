@@ -1,7 +1,7 @@
 """The interface of communicators."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -45,10 +45,6 @@ class Communicator(ABC):
 
     def close(self) -> None:
         """Release the channel of the collectives to other communicators: no more will be launched."""
-        return
-
-    def check_devices(self, tensors: Iterable[Tensor]) -> None:
-        """Raise ConfigError, with the cure, if collectives cannot send tensors from where some of `tensors` lie."""
         return
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,9 @@ class HorovodCommunicator(Communicator):
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         """Join `ranks`, ascending, with this one among them, which must be a process set of Horovod; None: all."""
         self._prefix = f"{next(self._made)}."
-        self._hvd = _initialised()
+        self._hvd = import_horovod()
+        if not self._hvd.is_initialized():
+            raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
         self._set = self._hvd.global_process_set if ranks is None else _process_set(tuple(ranks))
         self._first = 0 if ranks is None else ranks[0]
         self.rank, self.world_size = self._set.rank(), self._set.size()
@@ -47,13 +49,6 @@ class HorovodCommunicator(Communicator):
             )
         return [HorovodCommunicator(next(part for part in partition if self.rank in part)) for partition in partitions]
 
-    def check_devices(self, tensors: Iterable[Tensor]) -> None:
-        if any(tensor.is_cuda for tensor in tensors) and not self._hvd.cuda_built():
-            raise ConfigError(
-                "backend: 'horovod' cannot send tensors of a GPU here: it was built without CUDA; build it with "
-                "HOROVOD_GPU=CUDA and a CUDA toolkit, as the image cuda12 does, or give backend='torch'"
-            )
-
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum; bfloat16, which Horovod does not know, is summed in float32."""
         handle = self._hvd.allreduce_async_(_wide(tensor), op=self._hvd.Sum, **self._named(name))
@@ -61,21 +56,16 @@ class HorovodCommunicator(Communicator):
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum of which this rank gets its part; bfloat16 is summed in float32."""
-        handle, dtype = (
-            self._hvd.reducescatter_async(_wide(tensor), op=self._hvd.Sum, **self._named(name)),
-            tensor.dtype,
-        )
+        dtype = tensor.dtype  # the tensor itself is not to be held
+        handle = self._hvd.reducescatter_async(_wide(tensor), op=self._hvd.Sum, **self._named(name))
         return Handle(lambda: self._wait(handle).to(dtype), lambda: self._hvd.poll(handle))
 
     def _named(self, name: str) -> dict[str, Any]:
         return {"name": self._prefix + name, "process_set": self._set}
 
     def _wait(self, handle: int) -> Any:
-        """Sleep until the result of `handle` has come, and return it.
-
-        `synchronize` alone keeps a core busy, which Horovod's own thread needs where there are as many ranks as cores.
-        """
-        while not self._hvd.poll(handle):
+        """Sleep until the result of `handle` has come, and return it."""
+        while not self._hvd.poll(handle):  # `synchronize` alone keeps busy a core that Horovod's own thread may need
             time.sleep(_POLL_SECONDS)
         return self._hvd.synchronize(handle)
 
@@ -119,13 +109,6 @@ def import_horovod() -> Any:
         import horovod.torch as hvd
     except ImportError as error:
         raise ConfigError(f"backend: 'horovod' cannot be used ({error}); install Horovod: make horovod") from error
-    return hvd
-
-
-def _initialised() -> Any:
-    hvd = import_horovod()
-    if not hvd.is_initialized():
-        raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
     return hvd
 
 

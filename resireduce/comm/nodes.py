@@ -58,10 +58,8 @@ def _listed(given: Sequence[Any], world_size: int) -> Partition:
 
 
 def _told(communicator: Communicator, slurm: Mapping[str, str], host: str | None) -> list[list[str]]:
-    """Return of each rank the step of Slurm of which it is the task of its own number (or ""), its node, its machine.
-
-    A program started within one task of a step, like torchrun, has other numbers than the step.
-    """
+    """Return of each rank the step of Slurm of which it is the task of its number (or ""), its node, its machine."""
+    # What was started within one task of a step, as by torchrun, has other numbers than the step.
     numbers = slurm.get("SLURM_PROCID"), slurm.get("SLURM_STEP_NUM_TASKS")
     is_task = numbers == (str(communicator.rank), str(communicator.world_size))
     step = f"{slurm.get('SLURM_JOB_ID')}.{slurm.get('SLURM_STEP_ID')}" if is_task else ""
@@ -74,12 +72,6 @@ def _told(communicator: Communicator, slurm: Mapping[str, str], host: str | None
 
 
 # --- The ranks of a job as one level, or as two: within a node, and between nodes ---
-
-
-NOTHING = (
-    "hierarchy: {nodes} nodes of {ranks} ranks were found, so that two levels change nothing between these: give "
-    "hierarchy='flat', or the ranks of each node, such as [[0, 1], [2, 3]]"
-)
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,10 @@ class Levels:
         if not nodes or world.world_size == 1:
             return cls(world, None, world)
         if 1 in (len(nodes), len(nodes[0])):
-            warn(NOTHING.format(nodes=len(nodes), ranks=len(nodes[0])))
+            warn(
+                f"hierarchy: {len(nodes)} nodes of {len(nodes[0])} ranks were found, so that two levels change nothing "
+                "between these: give hierarchy='flat', or the ranks of each node, such as [[0, 1], [2, 3]]"
+            )
         if len(nodes[0]) == 1:
             return cls(world, None, world)
         if len(nodes) == 1:
@@ -116,10 +111,9 @@ class Levels:
     def place(self) -> Mapping[str, int]:
         """Which rank this is: its number among all and, with two levels, its node, and its number there."""
         place = {"rank": self.world.rank, "world_size": self.world.world_size}
-        if self.node is None:
-            return place
-        within = {"place": self.node.rank, "ranks_per_node": self.node.world_size}
-        return place | {"node": self.between.rank} | within
+        if self.node is not None:
+            place |= {"node": self.between.rank, "place": self.node.rank, "ranks_per_node": self.node.world_size}
+        return place
 
     def close(self) -> None:
         """Release the channels of the collectives to other communicators."""

@@ -2,9 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
@@ -56,7 +54,8 @@ def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
         how: dict[str, Any] = {}
         if base is not None:
             how = {"ranks": [*own], "backend": dist.get_backend(base), "use_local_synchronization": True}
-        pool.append(found := Pooled(dist.new_group(timeout=_timeout(over), **how)))
+        options = getattr(over._get_backend(_device(over)), "options", None)  # of the user's group, if torch tells them
+        pool.append(found := Pooled(dist.new_group(timeout=getattr(options, "_timeout", None), **how)))
     found.free = False
     return found
 
@@ -76,19 +75,7 @@ def _device(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else torch.device("cpu")
 
 
-def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """Return the time limit of `group`, as set by the user; None (torch's default) if this torch does not tell it."""
-    with suppress(AttributeError, RuntimeError):
-        return group._get_backend(_device(group)).options._timeout
-    return None
-
-
 # --- Collectives ---
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy of `tensor` in the host's memory, pinned if it comes from a GPU, once it is complete."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 class TorchCommunicator(Communicator):
@@ -177,31 +164,25 @@ class TorchCommunicator(Communicator):
     # --- what they share ---
 
     def _near(self, tensor: Tensor) -> Tensor:
-        """Return `tensor`, or its copy in the host's memory if it travels through that, to be sent now: the elements of
-        a collective of unequal sizes that is under way have left by then."""
+        """Return `tensor`, or its pinned copy in the host's memory if it travels through that, to be sent now."""
         if self._ragged is not None:
-            self._ragged[1]()
+            self._ragged[1]()  # the elements of a collective of unequal sizes that is under way leave first
         self._pooled.launched += 1
-        return to_host(tensor) if self._stages(tensor) else tensor
-
-    def _stages(self, tensor: Tensor) -> bool:
-        return self._backend == "gloo" and tensor.is_cuda
+        if self._backend != "gloo" or not tensor.is_cuda:
+            return tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor)
 
     def _in_two(
         self, sizes: Handle[Any], launch_elements: Callable[[list[int]], Handle[Sequence[Tensor]]]
     ) -> Handle[Sequence[Tensor]]:
-        """Return the handle of the second of two collectives, which sends as many elements as the first says.
-
-        It is launched before any other collective of this communicator, at the latest when it is waited for. So all
-        ranks launch in one order, wherever each of them waits.
-        """
+        """Return the handle of a second collective, which sends as many elements as the first says in its `sizes`."""
 
         @cache
         def launch() -> Handle[Sequence[Tensor]]:
             self._ragged = None
             return launch_elements([int(size) for size in sizes.wait()])
 
-        self._ragged = sizes, launch
+        self._ragged = sizes, launch  # before any other collective: all ranks launch in one order, wherever each waits
         return Handle(lambda: launch().wait())
 
     def _rows(self, tensor: Tensor) -> Handle[Tensor]:

@@ -135,17 +135,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     return [block for part in parts for block in blocks_of(part)]
 
 
-def head_of(model: nn.Module) -> nn.Module:
-    """Return the layer of `model` that makes logits. Raises ConfigError if it does not say which that is."""
-    find = getattr(model, "get_output_embeddings", None)
-    if (head := find() if callable(find) else None) is None:
-        raise ConfigError(
-            f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
-            "logits, as language models of transformers have it; leave the option out"
-        )
-    return head
-
-
 # --- A step of the model alone, and one of the library and the optimizer alone ---
 
 
@@ -178,7 +167,12 @@ def trace_passes(
             f"checkpoint: the {type(model).__name__} has no nn.ModuleList or nn.Sequential of equal blocks, between "
             "which activations could be kept; leave it out"
         )
-    head: Any = None if loss_chunk is None else head_of(model)
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)() if loss_chunk is not None else None
+    if loss_chunk is not None and head is None:
+        raise ConfigError(
+            f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
+            "logits, as language models of transformers have it; leave the option out"
+        )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
     alive = count(others)
@@ -305,9 +299,6 @@ def hold(
                 one.sum().backward()
             distributed.step()
             return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
-
-
-# --- The two together ---
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:

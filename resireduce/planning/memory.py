@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
@@ -48,11 +48,16 @@ def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) 
     for parameter in parameters:
         if parameter.grad is not None:
             add("gradients", names[id(parameter)], "", parameter.grad)
-    trained = dict.fromkeys(slot.name for slot in optimizer.slots)
-    sharing, on_host = _sharing(feedback, trained), {*map(id, feedback.residual.host_tensors())}
-    for key, tensor in (feedback.residual.tensors() | feedback.states.tensors()).items():
+    on_host = {*map(id, feedback.residual.host_tensors())}
+    for key, tensor in feedback.residual.tensors().items():  # "kind.name" or "kind.name.part", and names have dots
+        kind, _, rest = key.partition(".")
+        found_in = [slot.name for slot in optimizer.slots if f"{rest}.".startswith(f"{slot.name}.")]
+        name = max(found_in, key=len, default=rest)
         if id(tensor) not in on_host:
-            add("residuals", *_owner(key, trained), tensor, sharing.get(id(tensor), ()))
+            add("residuals", name, kind + rest.removeprefix(name), tensor, _members(feedback, name))
+    for name, state in feedback.states.held.items():
+        for key, tensor in state.items():
+            add("residuals", name, f"compressor.{key}", tensor)
     for parameter in dict.fromkeys([*parameters, *optimizer.state]):
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
@@ -69,26 +74,11 @@ def held_bytes(tensor: Tensor) -> int:
     return sum(held_bytes(getattr(tensor, inner)) for inner in tensor.__tensor_flatten__()[0])
 
 
-def _sharing(feedback: ErrorFeedback, names: Iterable[str]) -> dict[int, tuple[str, ...]]:
-    """Return which of the parameters of these `names` read a residual, by the id of each tensor that several read."""
-    readers: dict[int, list[str]] = {}
-    for name in names:
-        stored = feedback.residual.of(name)._stored.get(name) if feedback.keeps_residual(name) else None
-        for tensor in () if stored is None else stored.tensors().values():
-            readers.setdefault(id(tensor), []).append(name)
-    return {key: tuple(members) for key, members in readers.items() if len(members) > 1}
-
-
-def _owner(key: str, names: Container[str]) -> tuple[str, str]:
-    """Return parameter and part of a residual's tensor, from its name `key`: kind, parameter, which of several.
-
-    names: those of all parameters. A tensor of none of them keeps its name.
-    """
-    kind, *pieces = key.split(".")
-    for stop in range(len(pieces), 0, -1):
-        if (name := ".".join(pieces[:stop])) in names:
-            return name, ".".join([kind, *pieces[stop:]])
-    return key, "residual"
+def _members(feedback: ErrorFeedback, name: str) -> tuple[str, ...]:
+    """Return which parameters read the residual of `name`, if several do."""
+    stored = feedback.residual.of(name)._stored
+    members = tuple(one for one, read in stored.items() if read is stored.get(name))
+    return members if len(members) > 1 else ()
 
 
 # --- Their sums, and what is compared with them ---

@@ -55,7 +55,6 @@ SETTINGS: list[Row] = [
     ({"residual_device": "disk"}, "residual_device: 'disk' is not known; allowed: cpu"),
     ({"backward_passes_per_step": 0}, "backward_passes_per_step: 0"),
     ({"warm_up_steps": -1}, "warm_up_steps: -1 is not allowed; give a number of steps"),
-    ({"options": 3}, "options: 3 is not allowed; give names and values"),
     ({"options": {"phi": 0.5}}, "options of scheme 'baseline': 'phi' .*allowed: none"),
     ({"scheme": "member", "options": {"smallest": "banana"}}, "smallest: 'banana' is not allowed"),
     (
