@@ -321,7 +321,7 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
         zero: whether the tensors are set to zeros before.
     """
     targets, parts = [dense for dense, _ in sent], [part for _, own in sent for part in own]
-    if any(packed.nbytes < BYTES * count for packed, count in parts):
+    if any(packed.nbytes != BYTES * count for packed, count in parts):  # more: with wider indices
         return False
     if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
         from resireduce.kernels.gpu import bucket
