@@ -109,7 +109,7 @@ class TopK(Selecting, SparseCompressor):
         if self.looks_at(*dense):
             from resireduce.kernels.gpu import bucket
 
-            return buffer, payloads, bucket.compress_topk_(added, dense, ks, buffer)
+            return buffer, payloads, bucket.compress_topk_(added, dense, ks, parts)
         if self.half or not largest_each([*zip(dense, ks, added, parts, strict=True)]):
             form_each_(sums)
             for one, payload in zip(dense, payloads, strict=True):
