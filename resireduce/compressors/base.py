@@ -157,8 +157,9 @@ class Compressor(ABC):
     @property
     def adds(self) -> bool:
         """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is
-        no state and no momentum, and nothing is drawn."""
-        return False
+        no state and no momentum, and nothing is drawn. Here: whether the class itself has it, since what a subclass
+        changes may not be in it."""
+        return "take_from_sums_" in vars(type(self))
 
     def looks_at(self, *gradients: Tensor) -> bool:
         """Whether `take_from_sums_` looks for NaN in these `gradients`, as `added`, without the host's waiting."""

@@ -45,11 +45,6 @@ class Fp16(Inexact):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
 
-    @property
-    def adds(self) -> bool:
-        """Whether `compress` is the one here: False for subclasses."""
-        return type(self) is Fp16
-
     def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], None]:
         """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says.
 
@@ -108,11 +103,6 @@ class Block8(Inexact):
     def __post_init__(self) -> None:
         is_allowed = is_count(self.block) and self.block >= BYTE and not self.block % BYTE
         check("block", self.block, is_allowed, f"a number of elements, a multiple of {BYTE}")
-
-    @property
-    def adds(self) -> bool:
-        """Whether `compress` is the one here: False for subclasses of a user's."""
-        return type(self) in (Block8, Block4)
 
     def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], None]:
         """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says. On a GPU one launch
@@ -185,6 +175,7 @@ class Block4(Block8):
 
     bits: ClassVar[int] = 4
     most: ClassVar[int] = 7
+    take_from_sums_ = Block8.take_from_sums_
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,6 @@ class TopK(Selecting, SparseCompressor):
     Source: Top-k sparsification: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017.
     """
 
-    @property
-    def adds(self) -> bool:
-        """Whether `select` is the one here: False for subclasses."""
-        return type(self) is TopK
-
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
