@@ -16,10 +16,6 @@ from resireduce.pieces import generator, one_of_each, share
 
 SAMPLE = 0.01
 """Share of the elements that the threshold is estimated from."""
-ROUNDS = 10
-"""How often it is lowered at most."""
-SURPLUS = 1 / 16
-"""Share of the elements by which those that reach the threshold may exceed k before their list is given up."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +53,8 @@ class DGC(Selecting, SparseCompressor):
         k, threshold = share(self.density, n), self._estimate(flat, name, step)
         if flat.is_meta:
             return torch.empty(k, dtype=torch.int64, device=flat.device)
-        most = k + int(SURPLUS * n)
-        for _ in range(1 + ROUNDS):
-            candidates = few_reaching(flat, threshold, most)
+        for _ in range(11):
+            candidates = few_reaching(flat, threshold, k + n // 16)  # a longer list is given up
             if candidates is None or len(candidates) >= 0.8 * k or not threshold:
                 break
             threshold = threshold * 0.8
