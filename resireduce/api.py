@@ -65,7 +65,8 @@ def distribute(
             (a share, in chunks), ok-topk (the largest of the sum over all ranks), where ranks agree in several rounds;
             or a Compressor: Threshold(1e-3), PowerSGD(rank=4), one of your own, ...
         density: share of each tensor's elements to send, if the compressor selects elements; or a function from the
-            step number, counted from 0, to that share, the same on all ranks.
+            step number, counted from 0, to that share, the same on all ranks. A Compressor has a density of its own,
+            if any, in place of which a function counts.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
             Communicator.
         groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.grouping`.

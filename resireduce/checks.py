@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce.compressors.base import Compressor
-from resireduce.compressors.momentum import own_momentum
+from resireduce.compressors.base import Compressor, own_momentum
 from resireduce.core.bucket import overlaps
 from resireduce.core.update import can_be_sliced
 from resireduce.errors import ConfigError, check, check_count, choose, is_count, is_number

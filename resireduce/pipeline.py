@@ -1,6 +1,8 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -21,8 +23,17 @@ if TYPE_CHECKING:
 
 def find_compressor(settings: Settings) -> Compressor:
     """Return the compressor that `settings` name or hold. Raises ConfigError for an unknown name."""
-    given = settings.compressor
-    return given if isinstance(given, Compressor) else build_compressor(given, settings.density)
+    given, density = settings.compressor, settings.density
+    if not isinstance(given, Compressor):
+        return build_compressor(given, density)
+    return _with_density(given, density, 0) if settings.changes_density else given
+
+
+def _with_density(compressor: Any, density: Any, step: int) -> Compressor:
+    """Return `compressor` with the density of this step; it has a density, or holds a compressor that has one."""
+    if any(one.name == "density" for one in fields(compressor)):
+        return replace(compressor, density=density(step))
+    return compressor.from_density(density(step))
 
 
 def build_feedback(
@@ -59,8 +70,7 @@ def build_feedback(
     agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named)
     agree(kinds(parameters.items()) | agreed, communicator)
     levels = Levels.of(communicator, settings.hierarchy)
-    density: Any = settings.density
-    schedule = (lambda step: compressor.from_density(density(step))) if settings.changes_density else None
+    schedule = partial(_with_density, compressor, settings.density) if settings.changes_density else None
     settled = dense, settings.warm_up_steps, levels.place, schedule
     return ErrorFeedback(compressor, residual, levels.between, *settled), levels
 

@@ -68,7 +68,9 @@ class Settings:
     @property
     def changes_density(self) -> bool:
         """Whether the share of elements that is sent follows from the number of the step."""
-        listed = COMPRESSORS.get(self.compressor) if isinstance(self.compressor, str) else None
+        if not isinstance(self.compressor, str):
+            return callable(self.density) and "density" in getattr(self.compressor, "__dataclass_fields__", ())
+        listed = COMPRESSORS.get(self.compressor)
         return callable(self.density) and listed is not None and listed.selects
 
     @property

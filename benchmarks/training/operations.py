@@ -40,7 +40,7 @@ STEPS = 4
 KERNELS = {
     bucket: ("_look_for_non_finite", "_blank_spoilt", "_histogram", "_count_selected", "_write_selected", "_add_sent"),
     blocks: ("_encode_blocks", "_add_blocks"),
-    one_pass: ("_mean_norm", "_add_crossing", "_cut_crossing", "_decode_add", "_encode"),
+    one_pass: ("_mean_norm", "_cross", "_decode_add", "_encode"),
 }
 """All kernels that are launched, by their modules."""
 NO_LAUNCH = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "promote_types")}

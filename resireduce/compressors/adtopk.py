@@ -15,9 +15,6 @@ from resireduce.core.messages import Payload
 from resireduce.errors import check, check_count, is_number
 from resireduce.pieces import row_pieces, share
 
-NARROW = (torch.uint8, torch.int16, torch.int32, torch.int64)
-"""Dtypes for places within a row: the first that can hold them is used."""
-
 
 @dataclass(frozen=True)
 class ADTopK(Selecting):
@@ -36,7 +33,8 @@ class ADTopK(Selecting):
         whole = grad.view(_rows(grad.shape))
         outer, length, inner = whole.shape
         k = share(self.density, length)
-        dtype = next(one for one in NARROW if length - 1 <= torch.iinfo(one).max)
+        dtypes = torch.uint8, torch.int16, torch.int32, torch.int64
+        dtype = next(one for one in dtypes if length - 1 <= torch.iinfo(one).max)
         values = torch.empty(outer, k, inner, dtype=grad.dtype, device=grad.device)
         places = torch.empty(outer, k, inner, dtype=dtype, device=grad.device)
         for rows in row_pieces(whole):
@@ -97,8 +95,6 @@ def _flat(places: Tensor, length: int) -> Tensor:
     return (first + places).mul_(inner).add_(torch.arange(inner, device=places.device)).view(-1)
 
 
-LAST = 0.75
-"""Share of the training after which all-dimension top-k may be used."""
 UNKNOWN = sys.float_info.max
 """The change of a threshold that has not changed yet: a finite number, as all that is saved must be."""
 
@@ -145,7 +141,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
         if grad.is_meta:
             return self.compress(grad, name, step)
         threshold, change = memory.tolist()
-        if self.steps is not None and step >= LAST * self.steps and change <= self.stable:
+        if self.steps is not None and step >= 0.75 * self.steps and change <= self.stable:
             rows = ADTopK(self.density)
             indices = rows.sent_indices(rows.compress(grad, name, step)).sort().values
             return self.packed(grad, indices[flat[indices] != 0])

@@ -26,6 +26,45 @@ class Momentum:
     """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
 
 
+def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return the option by which `optimizer` applies its own momentum, momentum or betas, if it does."""
+    return next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
+
+
+class MomentumCorrection:
+    """This rank's velocities u, one for each parameter, in place of the optimizer's momentum.
+
+    An optimizer's momentum, applied to sparse averages, discounts a delayed element from the step in which it was sent,
+    not from the one in which it arose. Here u <- m u + g on each rank, and u replaces the gradient: it is compensated
+    and compressed, and what is not sent of it is the residual. Dense tensors are treated in the same way: averaging is
+    linear, so their average is the momentum of the averages.
+    """
+
+    def __init__(self, settings: Momentum):
+        self.settings = settings
+        self._velocities: dict[str, Tensor] = {}
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate zeros for tensor `name`, of the shape and dtype of `parameter`."""
+        self._velocities[name] = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+
+    def accumulate_(self, grad: Tensor, name: str) -> Tensor:
+        """Overwrite contiguous `grad` of tensor `name` with its velocity u, or Nesterov's g + m u; return it."""
+        velocity = self._velocities[name].mul_(self.settings.factor).add_(grad)
+        if self.settings.nesterov:
+            return grad.add_(velocity, alpha=self.settings.factor)
+        return grad.copy_(velocity)
+
+    def mask_(self, name: str, indices: Tensor | None) -> None:
+        """With masking, zero tensor `name`'s velocity at the flat `indices` that were sent; None: all were sent."""
+        if self.settings.masking and indices is not None:
+            self._velocities[name].view(-1).index_fill_(0, indices, 0.0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the velocities, by names that no residual has."""
+        return {f"momentum.{name}": velocity for name, velocity in self._velocities.items()}
+
+
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
 
@@ -88,6 +127,16 @@ class Compressor(ABC):
     """Whether rounds of several tensors can be one: each asks for the same exchanges and for no sums, of equal sizes
     on all ranks, and for all of them."""
 
+    adds: ClassVar[bool] = False
+    """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is no
+    state and no momentum, and nothing is drawn. It is set where a class itself has it, since what a subclass changes
+    may not be in it."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "adds" not in vars(cls):
+            cls.adds = "take_from_sums_" in vars(cls)
+
     @property
     def merges(self) -> bool:
         """Whether several tensors can travel together."""
@@ -114,12 +163,6 @@ class Compressor(ABC):
         return f"{type(self).__name__} with {self.momentum or 'no momentum'}"
 
     # --- what it does ---
-
-    @property
-    def adds(self) -> bool:
-        """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is
-        no state and no momentum, and nothing is drawn."""
-        return False
 
     def looks_at(self, *gradients: Tensor) -> bool:
         """Whether `take_from_sums_` looks for NaN in these `gradients`, as `added`, without the host's waiting."""

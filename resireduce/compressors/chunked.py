@@ -13,9 +13,6 @@ from resireduce.kernels.codes import pack_codes, unpack_codes
 from resireduce.kernels.ops import norms_of_blocks
 from resireduce.pieces import share, slices
 
-ROWS = 64
-"""Chunks that are processed at once."""
-
 
 @dataclass(frozen=True)
 class Chunked(Selecting, Inexact):
@@ -43,7 +40,7 @@ class Chunked(Selecting, Inexact):
         narrow = torch.int16 if size <= torch.iinfo(torch.int16).max else torch.int64
         places = torch.empty(count, k, dtype=narrow, device=flat.device)
         values = torch.empty(count, k, dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
-        for rows in slices(count, ROWS):
+        for rows in slices(count, 64):
             part = flat[rows.start * size : rows.stop * size]
             chunks = pad(part, (0, (rows.stop - rows.start) * size - part.numel())).view(-1, size)
             chosen = chunks.abs().topk(k, 1, sorted=False).indices

@@ -14,10 +14,6 @@ from resireduce.pieces import generator, row_pieces
 # --- Orthonormal vectors, by Gram and Schmidt ---
 
 
-ROUNDING = 10
-"""Units of rounding: a vector of which projection leaves less than this part counts as dependent on the others."""
-
-
 def orthonormal(rows: Tensor) -> Tensor:
     """Return a new matrix whose rows span what those of `rows` do, orthonormal, in the same order and dtype.
 
@@ -28,7 +24,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     """
     largest = rows.abs().amax(1, keepdim=True)
     scaled, basis = rows / torch.where(largest > 0, largest, 1), torch.zeros_like(rows)
-    smallest = ROUNDING * torch.finfo(rows.dtype).eps
+    smallest = 10 * torch.finfo(rows.dtype).eps  # a row of which projection leaves less depends on the others
     for number, row in enumerate(scaled):
         before, left = basis[:number], row
         for _ in range(2):

@@ -45,11 +45,6 @@ class Fp16(Inexact):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
 
-    @property
-    def adds(self) -> bool:
-        """Whether `compress` is the one here: False for subclasses."""
-        return type(self) is Fp16
-
     def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], None]:
         """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says.
 
@@ -108,11 +103,6 @@ class Block8(Inexact):
     def __post_init__(self) -> None:
         is_allowed = is_count(self.block) and self.block >= BYTE and not self.block % BYTE
         check("block", self.block, is_allowed, f"a number of elements, a multiple of {BYTE}")
-
-    @property
-    def adds(self) -> bool:
-        """Whether `compress` is the one here: False for subclasses of a user's."""
-        return type(self) in (Block8, Block4)
 
     def take_from_sums_(self, sums: Sequence[Sum]) -> tuple[Tensor, list[Payload], None]:
         """Form all `sums`, round them, and leave what that takes away; return as `Compressor` says. On a GPU one launch
@@ -185,6 +175,7 @@ class Block4(Block8):
 
     bits: ClassVar[int] = 4
     most: ClassVar[int] = 7
+    take_from_sums_ = Block8.take_from_sums_
 
 
 @dataclass(frozen=True)
@@ -316,7 +307,14 @@ class TernGrad(Inexact):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return two planes of bits, "not zero" and "negative", and s, in float32 (float64 for float64)."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
-        largest = self._largest(flat)
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        largest = infinity_norm(flat).to(wide).view(1)
+        if self.clip is not None:
+            mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
+            for piece in pieces(flat.numel()):
+                mean += flat[piece].double().square().div_(flat.numel()).sum()
+            limit = mean.sqrt_().mul_(self.clip).to(wide)
+            largest = torch.where(limit > 0, torch.minimum(largest, limit), largest)  # squares of the tiniest are zero
         planes = torch.empty(2, -(-flat.numel() // BYTE), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), BYTE):
             draw = torch.rand(piece.stop - piece.start, dtype=torch.float32, device=flat.device, generator=source)
@@ -332,18 +330,6 @@ class TernGrad(Inexact):
             values = torch.where(codes > 1, -largest, largest).mul_(codes > 0)
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
-
-    def _largest(self, flat: Tensor) -> Tensor:
-        """Return s, [1]: the largest magnitude, or the clipping limit if that is smaller."""
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        largest = infinity_norm(flat).to(wide).view(1)
-        if self.clip is None:
-            return largest
-        mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
-        for piece in pieces(flat.numel()):
-            mean += flat[piece].double().square().div_(flat.numel()).sum()
-        limit = mean.sqrt_().mul_(self.clip).to(wide)
-        return torch.where(limit > 0, torch.minimum(largest, limit), largest)  # squares of the tiniest are zero
 
 
 EXPONENTS = 127

@@ -244,12 +244,6 @@ class GaussianK(Estimating):
         return reaching_or_largest(flat, not_above(threshold, flat.dtype))
 
 
-HALVINGS = (0.25, 0.125, 0.0625)
-"""How far the search moves after each of its probes, the first of which is at 0.5."""
-TRIMMED = (0.8, 0.6, 0.4, 0.2, 0.0)
-"""Where the trimmed variant probes, in this order."""
-
-
 @dataclass(frozen=True)
 class RedSync(Estimating):
     """Sends what exceeds a threshold between the mean and the largest magnitude, found by halving.
@@ -271,7 +265,7 @@ class RedSync(Estimating):
     def _search(self, flat: Tensor, k: int, mean: float, width: float) -> Tensor:
         """Return the elements selected by a threshold between `mean` and `mean` + `width`."""
         part = 0.5
-        for step in HALVINGS:
+        for step in (0.25, 0.125, 0.0625):  # how far it moves after each probe
             threshold = not_above(mean + part * width, flat.dtype)
             passed = few_reaching(flat, threshold, 2 * k - 1, strictly=True)
             if passed is not None and len(passed) > k:
@@ -289,7 +283,7 @@ class RedSyncTrim(RedSync):
     """
 
     def _search(self, flat: Tensor, k: int, mean: float, width: float) -> Tensor:
-        for part in TRIMMED:
+        for part in (0.8, 0.6, 0.4, 0.2, 0.0):
             passed = reaching_or_largest(flat, not_above(mean + part * width, flat.dtype))
             if len(passed) >= k:
                 break
@@ -299,10 +293,6 @@ class RedSyncTrim(RedSync):
 FITS = ("exponential", "pareto", "gamma")
 FIRST = 0.25
 """Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
-CALLS = 5
-"""Calls after which the number of stages is adapted."""
-FEWER, MORE = 0.8, 1.2
-"""Mean numbers sent, as parts of k, below which a stage is added, and above which one is removed."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +325,13 @@ class SIDCo(Estimating):
         return {} if self.stages else {"stages": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float32, device=like.device)}
 
     def passing(self, flat: Tensor, k: int, stages: int = 1) -> Tensor:
-        threshold = self._threshold(flat, self.stages or stages)
+        later = (self.stages or stages) - 1 if self.density < FIRST else 0
+        threshold = self._first(flat, FIRST if later else self.density)
+        for _ in range(later):
+            found = moments(magnitudes(flat, threshold))
+            if found is None:  # nothing is left to fit
+                break
+            threshold = found.least + self._tail(found, found.least, (self.density / FIRST) ** (1 / later))
         return reaching_or_largest(flat, not_above(threshold, flat.dtype))
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
@@ -347,8 +343,8 @@ class SIDCo(Estimating):
         indices = self.passing(grad.view(-1), k, stages)
         if len(indices):
             calls, sent = calls + 1, sent + len(indices) / k
-            if calls >= CALLS:
-                stages = self._allowed(stages + (sent < FEWER * calls) - (sent > MORE * calls))
+            if calls >= 5:
+                stages = self._allowed(stages + (sent < 0.8 * calls) - (sent > 1.2 * calls))
                 calls, sent = 0, 0.0
             memory.copy_(torch.tensor([stages, calls, sent], device="cpu"))
         return self.packed(grad, indices)
@@ -356,18 +352,6 @@ class SIDCo(Estimating):
     def _allowed(self, stages: float) -> int:
         """Return the number of stages nearest to `stages`, between 1 and what this density allows."""
         return int(max(1, min(stages, math.ceil(math.log2(1 / self.density)))))
-
-    def _threshold(self, flat: Tensor, stages: int) -> float:
-        """Return the threshold of the last stage, or of the stage that leaves nothing to fit."""
-        if stages == 1 or self.density >= FIRST:
-            return self._first(flat, self.density)
-        threshold, part = self._first(flat, FIRST), (self.density / FIRST) ** (1 / (stages - 1))
-        for _ in range(stages - 1):
-            found = moments(magnitudes(flat, threshold))
-            if found is None:
-                break
-            threshold = found.least + self._tail(found, found.least, part)
-        return threshold
 
     def _first(self, flat: Tensor, part: float) -> float:
         """Return the first stage's threshold for this share; gamma, which allows no zeros, is fitted to the rest."""

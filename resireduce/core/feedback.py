@@ -10,8 +10,7 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.base import Compressor, NoCompression, State, Sum
-from resireduce.compressors.momentum import MomentumCorrection
+from resireduce.compressors.base import Compressor, MomentumCorrection, NoCompression, State, Sum
 from resireduce.core.messages import Message, Payload, Round, Rounds, continue_rounds, joined
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite

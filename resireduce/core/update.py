@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.compressors.momentum import own_momentum
+from resireduce.compressors.base import own_momentum
 from resireduce.core.bucket import Slot
 from resireduce.errors import UsageError
 from resireduce.watchers import StepGuard, Watcher

@@ -128,8 +128,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 1 << 30
 """The most elements of a tensor: places are numbers of 32 bits. There is no least number: launching a kernel takes
 about as long as launching one of torch's operations, of which it replaces several."""
-CAPABILITY = (8, 0)
-"""The oldest GPUs for which Triton is made: compute capability."""
 
 
 def in_triton(*tensors: Tensor) -> bool:
@@ -152,7 +150,7 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
 
     This compiles them, which takes some 20 s once for a machine. If they fail, a warning says why.
     """
-    capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
+    capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
     if not capable or find_spec("triton") is None:
         return False
     try:
@@ -175,10 +173,6 @@ GROUP = 1 << 16
 """Elements that compiled code counts apart, in four bytes."""
 SMALLEST, PIECES = 1 << 11, 128
 """Least number of elements for which a selection has room, and the part of a tensor for which it has at least."""
-SAMPLES = 1 << 16
-"""About how many elements of a large tensor are in its sample."""
-SPARSEST = 16
-"""At most one element of this many is in the sample of a small tensor."""
 KEY_BITS = 32
 """Lower bits of a key, which tell of two equal magnitudes the one with the higher index."""
 BYTES = 8
@@ -277,7 +271,7 @@ def _scan(n: int, k: int) -> tuple[int, int, int, int]:
     """
     nbytes = 13 * min(n, k + max(k // 4, GROUP if n > GROUP * PIECES else max(SMALLEST, n // PIECES)))
     room = min(n, nbytes // 9)  # two numbers for each, and a byte for what is counted
-    step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (2 * room) + 1))
+    step = coprime_step(n, max(16, n >> 16, n // (2 * room) + 1))  # 65,536 of a large tensor
     while n // step > max(2048, 4 * (k * step) ** 0.5):
         sparser = coprime_step(n, step + step // 4)
         rank = _rank(k / sparser)
@@ -299,9 +293,7 @@ def _rank(expected: float) -> int:
 
 def in_one_launch(tensors: Sequence[Tensor]) -> bool:
     """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
-    if not in_triton(*tensors):
-        return False
-    alike = all(one.dtype == tensors[0].dtype and one.numel() for one in tensors)
+    alike = in_triton(*tensors) and all(one.dtype == tensors[0].dtype and one.numel() for one in tensors)
     return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
 
 
@@ -321,7 +313,7 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
         zero: whether the tensors are set to zeros before.
     """
     targets, parts = [dense for dense, _ in sent], [part for _, own in sent for part in own]
-    if any(packed.nbytes < BYTES * count for packed, count in parts):
+    if any(packed.nbytes != BYTES * count for packed, count in parts):  # more: with wider indices
         return False
     if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
         from resireduce.kernels.gpu import bucket

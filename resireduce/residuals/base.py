@@ -266,10 +266,6 @@ class DecayedResidual(FullResidual):
         super().update(name, lambda: value, step)
 
 
-SMALLEST_PIECE = 1 << 12
-"""Smallest number of places that is worth a piece of its own."""
-
-
 class PartialResidual(Residual):
     """Stores a fixed random part of the elements, as a small tensor; the rest is lost.
 
@@ -318,7 +314,7 @@ class PartialResidual(Residual):
         At most a sixteenth of the places are in memory at once, since they take more memory than the values.
         """
         n, k, source = flat.numel(), self._count(flat), generator(flat.device, name)
-        for piece in pieces(k, smallest=SMALLEST_PIECE):
+        for piece in pieces(k, smallest=1 << 12):
             yield piece, one_of_each(n, k, piece.start, piece.stop, source, flat.device)
 
 

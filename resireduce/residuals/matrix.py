@@ -22,7 +22,7 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor)
     if in_triton(matrix, rows, columns, values):
         from resireduce.kernels.gpu import one_pass
 
-        one_pass.add_crossing_(matrix, rows, columns, values)
+        one_pass.cross_(matrix, rows, columns, values, True)
         return
     places = columns.long()
     for some, part in zip(rows.tensor_split(2 * PIECES), values.tensor_split(2 * PIECES), strict=True):
@@ -40,7 +40,7 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor, room: Tensor | N
     if in_triton(matrix, rows, columns, values):
         from resireduce.kernels.gpu import one_pass
 
-        one_pass.cut_crossing_into(values, matrix, rows, columns)
+        one_pass.cross_(matrix, rows, columns, values, False)
         return values
     for some, part in zip(rows.tensor_split(2 * PIECES), values.tensor_split(2 * PIECES), strict=True):
         torch.index_select(matrix.index_select(0, some), 1, columns, out=part)

@@ -170,7 +170,10 @@ class Hosted:
 
     def __init__(self, near: "Plain | Blocks"):
         self._device = next(iter(near.tensors().values())).device
-        self._far = _with_tensors(near, _on_host)
+        host, pinned = "meta" if self._device.type == "meta" else "cpu", self._device.type == "cuda"
+        self._far = _with_tensors(
+            near, lambda one: torch.zeros(one.shape, dtype=one.dtype, device=host, pin_memory=pinned)
+        )
         self._near: Plain | Blocks | None = None
 
     def prefetch(self) -> None:
@@ -191,10 +194,9 @@ class Hosted:
 
     def room(self, dtype: torch.dtype) -> Tensor | None:
         """Return the memory of the copy on the device, if it can hold a value of `dtype`; `set_` must follow."""
-        near, self._near = self._near or self._empty(), None
+        near = self._near or self._empty()
         room = near.room(dtype)
-        if room is not None:
-            self._near = near
+        self._near = None if room is None else near
         return room
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
@@ -234,12 +236,6 @@ def _with_tensors(stored: "Plain | Blocks", make: Callable[[Tensor], Tensor]) ->
     other = copy(stored)
     vars(other).update({name: make(one) for name, one in vars(stored).items() if isinstance(one, Tensor)})
     return other
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    """Return zeros like `tensor` in the host's memory, pinned if it is on a GPU; without storage if it has none."""
-    where = "meta" if tensor.is_meta else "cpu"
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=where, pin_memory=tensor.is_cuda)
 
 
 @cache

@@ -8,10 +8,11 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
+from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.quantized import QSGD, Fp16, QSGDMax
+from resireduce.compressors.quantized import QSGD, Block4, Block8, Fp16, QSGDMax
 from resireduce.compressors.thresholds import Threshold
-from resireduce.compressors.topk import RandomK
+from resireduce.compressors.topk import RandomK, TopK
 from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError
 from resireduce.kernels.ops import by_keys, largest_magnitudes
@@ -163,3 +164,10 @@ def test_parts_of_any_dtypes_come_back_as_packed(names: list[str]) -> None:
     parts = [torch.arange(i + 3).to(getattr(torch, name)) for i, name in enumerate(names)]
     back = Payload.pack(*parts, like=torch.zeros(1)).parts()
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(parts, back, strict=True))
+
+
+@pytest.mark.parametrize("made", [TopK(0.01), Fp16(), Block8(), Block4()])
+def test_a_subclass_takes_sums_of_a_bucket_only_where_it_says_how(made: Compressor) -> None:
+    changed = type("Changed", (type(made),), {})
+    declared = type("Declared", (type(made),), {"take_from_sums_": type(made).take_from_sums_})
+    assert [kind.from_density(0.01).adds for kind in (type(made), changed, declared)] == [True, False, True]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu import bucket
-from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, message_places, select
+from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, select
 
 FLOATS = [torch.float32, torch.float16]
 ROOM = torch.empty(1 << 16, dtype=torch.uint8)
@@ -53,8 +53,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compressed(gradients: list[Tensor | None], residuals: list[Tensor], ks: list[int]) -> tuple[list[int], Tensor]:
     """Return which gradients were not finite, and the message."""
-    message = torch.full((message_places(tuple(ks), residuals[0].dtype)[1],), 7, dtype=torch.uint8)
-    return compress_topk_(gradients, residuals, ks, message).tolist(), message
+    nbytes = [-(-k * (residuals[0].element_size() + 4) // 8) * 8 for k in ks]
+    message = torch.full((sum(nbytes),), 7, dtype=torch.uint8)
+    return compress_topk_(gradients, residuals, ks, message.split(nbytes)).tolist(), message
 
 
 def expected(sums: list[Tensor], ks: list[int]) -> tuple[Tensor, list[Tensor]]:
@@ -114,9 +115,8 @@ def test_what_has_come_is_added_to_its_places_rank_by_rank(zero: bool, apart: in
         _, message = compressed([None] * 4, [drawn(n, seed=rank) for n in sizes], ks)
         where = rank * (len(message) + apart * rank)
         room = ROOM[where : where + len(message)].copy_(message)
-        places, _ = message_places(tuple(ks), torch.float32)
-        for number, (k, (at, _)) in enumerate(zip(ks, places, strict=True)):
-            sent[number].append((room[at : at + 8 * k], k))
+        for own, k, part in zip(sent, ks, room.split([8 * k for k in ks]), strict=True):
+            own.append((part, k))
         for one, n, k in zip(sums, sizes, ks, strict=True):
             chosen = last_of_a_stable_sort(drawn(n, seed=rank), k)
             one.numpy()[chosen] += drawn(n, seed=rank).numpy()[chosen] * np.float32(1 / 3)

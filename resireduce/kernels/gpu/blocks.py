@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.bucket import _chunk_of, _table, _where, apart
-from resireduce.kernels.gpu.one_pass import EXACT, TINY, inverse, jit, on_device, times, tl
+from resireduce.kernels.gpu.bucket import _chunk_of, apart, launch
+from resireduce.kernels.gpu.one_pass import TINY, inverse, jit, times, tl
 
 ELEMENTS = 4096
 """Elements that a program processes, a power of two."""
@@ -108,10 +108,8 @@ def compress_blocks_(
     for (one, more), payload in zip(sums, payloads, strict=True):
         other = 0 if more is None else more.data_ptr()
         rows.append((one.data_ptr(), other, *_places(one.numel(), payload, message, block)))
-    with on_device(message):
-        table, chunks = _table(tuple(rows), 2, ELEMENTS, *_where(message))
-        sizes = len(rows), TINY, bits, block, ELEMENTS // block
-        _encode_blocks[(chunks,)](table, sums[0][0], _scales(message), message, *sizes, **EXACT)
+    sizes = len(rows), TINY, bits, block, ELEMENTS // block
+    launch(_encode_blocks, rows, ELEMENTS, message, sums[0][0], _scales(message), message, *sizes)
 
 
 def _places(n: int, payload: Tensor, message: Tensor, block: int) -> tuple[int, int, int, int]:
@@ -143,7 +141,5 @@ def add_blocks_(
     first = sent[0][0]
     pairs = zip(targets, sent, strict=True)
     rows = [(to.data_ptr(), 0, *_places(to.numel(), payload, first, block)) for to, (payload, *_) in pairs]
-    with on_device(first):
-        table, chunks = _table(tuple(rows), 2, ELEMENTS, *_where(first))
-        sizes = len(rows), len(sent[0]), distance, scale, zero, bits, block, ELEMENTS // block
-        _add_blocks[(chunks,)](table, targets[0], _scales(first), first, *sizes, **EXACT)
+    sizes = len(rows), len(sent[0]), distance, scale, zero, bits, block, ELEMENTS // block
+    launch(_add_blocks, rows, ELEMENTS, first, targets[0], _scales(first), first, *sizes)

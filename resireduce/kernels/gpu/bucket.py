@@ -8,9 +8,10 @@ k-th largest and those equal to it, which gives the places where it writes those
 A histogram of eight bits costs a warp some 40 instructions for 32 elements; of eleven bits it would be some 500.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,16 +23,13 @@ TILE, TILES = 4096, 2
 """Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
 SENT_TILE = 4096
 """Elements of a tensor to which a program adds what was sent, a power of two."""
-DIGIT, BINS = 8, 256
-"""Bits that a launch settles, and how many values they have."""
-COLUMNS = 7
-"""How many numbers the table has for each tensor: the addresses of its residual and of its gradient (0: none), its
-elements, how many of them are selected, where its values and where its indices begin in the message, each counted in
-elements of their own dtype, and the number of its first chunk."""
+BINS = 256
+"""How many values the eight bits have that a launch settles."""
 Row = tuple[int, int, int, int, int, int]
-"""All but the last."""
-ALIGNMENT, INDEX_BYTES = 8, 4
-"""Bytes of which a tensor's part of a message is a multiple, and bytes of an index."""
+"""What the table has for each tensor: the addresses of its residual and of its gradient (0: none), its elements, how
+many of them are selected, and where its values and where its indices begin in the message, each counted in elements of
+their own dtype. A seventh column is the number of its first chunk."""
+INDEX_BYTES = 4
 
 
 @jit
@@ -270,21 +268,6 @@ def _add_sent(  # type: ignore[no-untyped-def]
         rank += 1
 
 
-@lru_cache(maxsize=512)
-def message_places(ks: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Return at which byte of a message the values, and the indices, of each tensor begin, and the message's bytes.
-
-    `Payload` lays them out so: values and int32 indices, those of the wider dtype first. ks: how many elements of each
-    tensor are sent. dtype: of the values.
-    """
-    places, end, width = [], 0, dtype.itemsize
-    for k in ks:
-        values_first = width >= INDEX_BYTES
-        places.append((end, end + width * k) if values_first else (end + INDEX_BYTES * k, end))
-        end += -(-(width + INDEX_BYTES) * k // ALIGNMENT) * ALIGNMENT
-    return tuple(places), end
-
-
 def select(flat: Tensor, k: int) -> Tensor:
     """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` does.
 
@@ -296,9 +279,9 @@ def select(flat: Tensor, k: int) -> Tensor:
 
 
 def compress_topk_(
-    gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], message: Tensor
+    gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], payloads: Sequence[Tensor]
 ) -> Tensor:
-    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `message` then holds.
+    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `payloads` then hold.
 
     Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places.
 
@@ -306,7 +289,8 @@ def compress_topk_(
         gradients: contiguous, like the residuals. None: nothing is added.
         residuals: contiguous, all of float32, float16 or bfloat16; without NaN, and not empty.
         ks: how many elements of each are sent: 1 to as many as it has.
-        message: receives what is sent: 1-D uint8, of as many bytes as `message_places` says.
+        payloads: receives what is sent of each: 1-D uint8, in memory of one message, values and int32 indices, those of
+            the wider dtype first, padded to 8 bytes.
 
     Returns:
         1 for each tensor whose gradient holds NaN or infinity, in place of which zeros have been added, and 0 for each
@@ -314,9 +298,13 @@ def compress_topk_(
 
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
-    like = message.view(residuals[0].dtype)
-    rows = _rows(residuals, gradients, ks, like)
-    return _select(rows, residuals[0], like, message.view(torch.int32), True)
+    message, width, rows = payloads[0], residuals[0].element_size(), []
+    begin = message.data_ptr()
+    for one, more, k, payload in zip(residuals, gradients, ks, payloads, strict=True):
+        start, other = payload.data_ptr() - begin, 0 if more is None else more.data_ptr()
+        values, indices = (start, start + width * k) if width == INDEX_BYTES else (start + INDEX_BYTES * k, start)
+        rows.append((one.data_ptr(), other, one.numel(), k, values // width, indices // INDEX_BYTES))
+    return _select(tuple(rows), residuals[0], message.view(residuals[0].dtype), message.view(torch.int32), True)
 
 
 def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
@@ -329,24 +317,21 @@ def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
     """
     first, number = gradients[0], len(gradients)
     rows = tuple((0, one.data_ptr(), one.numel(), 0, 0, 0) for one in gradients)
-    with on_device(first):
-        table, chunks = _table(rows, 2, TILE * TILES, *_where(first))
-        spoilt = torch.zeros(number, dtype=torch.int32, device=first.device)
-        for kernel in (_look_for_non_finite, _blank_spoilt):
-            kernel[(chunks,)](table, first, spoilt, number, TILE, TILES, **EXACT)
+    spoilt = torch.zeros(number, dtype=torch.int32, device=first.device)
+    for kernel in (_look_for_non_finite, _blank_spoilt):
+        launch(kernel, rows, TILE * TILES, first, first, spoilt, number, TILE, TILES)
     return spoilt
 
 
-Sent = Sequence[tuple[Tensor, int]]
-"""What each rank has sent of a tensor: values and their int32 indices, as 1-D uint8, and how many."""
-
-
-def add_topk_(targets: Sequence[Tensor], sent: Sequence[Sent], scale: float, zero: bool) -> None:
+def add_topk_(
+    targets: Sequence[Tensor], sent: Sequence[Sequence[tuple[Tensor, int]]], scale: float, zero: bool
+) -> None:
     """Add `scale` x what ranks have `sent` to its places in each of the float32 `targets`, one rank after the other.
 
-    Indices ascend, and are those of the tensor. A product is rounded before it is added. It takes one launch where all
-    ranks have sent as much, and their messages lie equally far apart; otherwise one for each tensor and rank.
+    A product is rounded before it is added. It takes one launch where all ranks have sent as much, and their messages
+    lie equally far apart; otherwise one for each tensor and rank.
 
+    sent: of each target, from every rank, values and their int32 indices, which ascend, as 1-D uint8, and how many.
     zero: whether the targets are set to zeros before.
     """
     places = [[packed.data_ptr() for packed, _ in own] for own in sent]
@@ -360,10 +345,8 @@ def add_topk_(targets: Sequence[Tensor], sent: Sequence[Sent], scale: float, zer
     for target, (at, *_), (count, *_) in zip(targets, places, counts, strict=True):
         value_at = (at - first.data_ptr()) // width
         rows.append((target.data_ptr(), 0, target.numel(), count, value_at, value_at + count))
-    with on_device(first):
-        table, chunks = _table(tuple(rows), 2, SENT_TILE, *_where(first))
-        numbers = len(rows), ranks, distance // width, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
-        _add_sent[(chunks,)](table, first.view(torch.float32), first.view(torch.int32), *numbers, **EXACT)
+    numbers = len(rows), ranks, distance // width, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
+    launch(_add_sent, rows, SENT_TILE, first, first.view(torch.float32), first.view(torch.int32), *numbers)
 
 
 def apart(places: Sequence[Sequence[int]]) -> int | None:
@@ -373,13 +356,20 @@ def apart(places: Sequence[Sequence[int]]) -> int | None:
     return steps.pop() if len(steps) == 1 else None
 
 
+def launch(kernel: Any, rows: Iterable[Row], size: int, like: Tensor, *arguments: Any) -> None:
+    """Launch `kernel` with a table of `rows`, a program for each `size` elements of a tensor, on the GPU of `like`."""
+    with on_device(like):
+        table, chunks = _table(tuple(rows), size, *_where(like))
+        kernel[(chunks,)](table, *arguments, **EXACT)
+
+
 def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tensor, takes: bool) -> Tensor:
     """Launch the kernels for the tensors in `rows`, which are like `first`; return which gradients were not finite."""
     integer, bits = (torch.int32, 31) if first.element_size() == 4 else (torch.int16, 15)
-    tensors, digits, size = len(rows), (bits + 1) // DIGIT, TILE * TILES
+    tensors, digits, size = len(rows), (bits + 1) // 8, TILE * TILES
     device, raw = first.device, values.view(integer)
     with on_device(first):
-        table, chunks = _table(rows, 2, size, *_where(first))
+        table, chunks = _table(rows, size, *_where(first))
         state = torch.zeros(tensors * (digits * BINS + 1), dtype=torch.int32, device=device)
         counts, spoilt = state, state[tensors * digits * BINS :]
         answers = torch.empty(tensors, dtype=torch.int32, device=device)
@@ -396,30 +386,16 @@ def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tenso
     return answers
 
 
-def _rows(
-    residuals: Sequence[Tensor], gradients: Sequence[Tensor | None], ks: Sequence[int], values: Tensor
-) -> tuple[Row, ...]:
-    places, _ = message_places(tuple(ks), values.dtype)
-    width, pairs = values.element_size(), zip(residuals, gradients, ks, places, strict=True)
-    return tuple(
-        (one.data_ptr(), 0 if more is None else more.data_ptr(), one.numel(), k, at // width, index_at // INDEX_BYTES)
-        for one, more, k, (at, index_at) in pairs
-    )
-
-
 def _where(tensor: Tensor) -> tuple[torch.device, int]:
     """Return the device of `tensor` and the number of the current stream there."""
     return tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
 
 
 @lru_cache(maxsize=512)
-def _table(rows: tuple[Row, ...], counted: int, size: int, device: torch.device, stream: int) -> tuple[Tensor, int]:
-    """Return a table of the tensors in `rows` on `device`, and of which tensor each chunk is; and the number of chunks.
-
-    counted: which column says what is cut into chunks of `size`. It is kept for the next step, which often finds the
-    same addresses; for one `stream`, which has waited for the copy.
-    """
-    chunks = [max(1, -(-row[counted] // size)) for row in rows]
+def _table(rows: tuple[Row, ...], size: int, device: torch.device, stream: int) -> tuple[Tensor, int]:
+    """Return a table of the tensors in `rows` on `device`, and of which tensor each chunk of `size` is; and the number
+    of chunks. It is kept for the next step with these addresses, for one `stream`, which has waited for the copy."""
+    chunks = [max(1, -(-row[2] // size)) for row in rows]
     table = np.column_stack((np.array(rows, np.int64), np.cumsum([0, *chunks[:-1]])))
     owners = np.repeat(np.arange(len(rows)), chunks)
     made = torch.from_numpy(np.concatenate((table.reshape(-1), owners)))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu.blocks import add_blocks_, compress_blocks_
-from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, message_places, select
-from resireduce.kernels.gpu.one_pass import BLOCK, add_crossing_, cut_crossing_into, decode_add_, encode, mean_norm
+from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, select
+from resireduce.kernels.gpu.one_pass import BLOCK, cross_, decode_add_, encode, mean_norm
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
@@ -61,15 +61,15 @@ def _compresses(flat: Tensor) -> bool:
     gradients: list[Tensor | None] = [one.flip(0) for one in sums]
     gradients[1], gradients[3] = None, torch.full_like(flat, torch.nan)
     residuals, ks = [one.clone() for one in sums], [one.numel() // 99 + 1 for one in sums]
-    places, nbytes = message_places(tuple(ks), flat.dtype)
-    message = torch.full((nbytes,), 7, dtype=torch.uint8, device=flat.device)
-    same = [compress_topk_(gradients, residuals, ks, message).tolist() == [0, 0, 0, 1, 0, 0]]
-    for one, more, k, left, (at, indices_at) in zip(sums, gradients, ks, residuals, places, strict=True):
+    sizes = [-(-(flat.itemsize + 4) * k // 8) * 8 for k in ks]
+    parts = torch.full((sum(sizes),), 7, dtype=torch.uint8, device=flat.device).split(sizes)
+    same = [compress_topk_(gradients, residuals, ks, parts).tolist() == [0, 0, 0, 1, 0, 0]]
+    for one, more, k, left, part in zip(sums, gradients, ks, residuals, parts, strict=True):
         whole = one if more is None or more.isnan().any() else one + more
         chosen = _largest(whole, k)
-        same.append(same_bits(message[at : at + k * flat.itemsize].view(flat.dtype), whole[chosen]))
-        same.append(torch.equal(message[indices_at : indices_at + 4 * k].view(torch.int32), chosen.int()))
-        same.append(same_bits(left, whole.index_fill(0, chosen, 0.0)))
+        pair = [whole[chosen].view(torch.uint8), chosen.int().view(torch.uint8)]
+        sent = torch.cat(pair if flat.itemsize == 4 else pair[::-1])
+        same += [torch.equal(part[: len(sent)], sent), same_bits(left, whole.index_fill(0, chosen, 0.0))]
     return all(same)
 
 
@@ -112,8 +112,8 @@ def _crosses(flat: Tensor) -> bool:
     rows, columns = (torch.arange(1, size, 2, dtype=torch.int32, device=flat.device) for size in matrix.shape)
     crossing, added = matrix[1::2, 1::2].contiguous(), matrix.clone()
     values = torch.empty_like(crossing)
-    cut_crossing_into(values, matrix, rows, columns)
-    add_crossing_(added, rows, columns, values)
+    cross_(matrix, rows, columns, values, False)
+    cross_(added, rows, columns, values, True)
     sums = matrix.clone()
     sums[1::2, 1::2] += crossing
     return same_bits(values, crossing) and same_bits(added, sums)
