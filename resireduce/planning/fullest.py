@@ -287,18 +287,11 @@ def hold(
     """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step."""
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
-    with without_storage(on_gpu=True):
-        for one in trained:
-            one.grad = torch.empty_like(one)
-        wrapped.step()
-        wrapped.zero_grad()
-        with distribute_quietly(model, wrapped, given) as distributed:
-            distributed.start_at(0)
-            distributed.zero_grad()
-            for one in [*order] * distributed.backward_passes_per_step:
-                one.sum().backward()
-            distributed.step()
-            return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
+    with without_storage(on_gpu=True), distribute_quietly(model, wrapped, given) as distributed:
+        for one in [*dict.fromkeys((*order, *trained))] * distributed.backward_passes_per_step:
+            one.sum().backward()  # those that the loss does not depend on, too: states are held of all
+        distributed.step()
+        return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
