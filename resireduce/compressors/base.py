@@ -127,6 +127,16 @@ class Compressor(ABC):
     """Whether rounds of several tensors can be one: each asks for the same exchanges and for no sums, of equal sizes
     on all ranks, and for all of them."""
 
+    adds: ClassVar[bool] = False
+    """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is no
+    state and no momentum, and nothing is drawn. It is set where a class itself has it, since what a subclass changes
+    may not be in it."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "adds" not in vars(cls):
+            cls.adds = "take_from_sums_" in vars(cls)
+
     @property
     def merges(self) -> bool:
         """Whether several tensors can travel together."""
@@ -153,13 +163,6 @@ class Compressor(ABC):
         return f"{type(self).__name__} with {self.momentum or 'no momentum'}"
 
     # --- what it does ---
-
-    @property
-    def adds(self) -> bool:
-        """Whether `take_from_sums_` replaces an addition, `compress` and `error_` for the tensors of a bucket: there is
-        no state and no momentum, and nothing is drawn. Here: whether the class itself has it, since what a subclass
-        changes may not be in it."""
-        return "take_from_sums_" in vars(type(self))
 
     def looks_at(self, *gradients: Tensor) -> bool:
         """Whether `take_from_sums_` looks for NaN in these `gradients`, as `added`, without the host's waiting."""
