@@ -325,7 +325,13 @@ class SIDCo(Estimating):
         return {} if self.stages else {"stages": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float32, device=like.device)}
 
     def passing(self, flat: Tensor, k: int, stages: int = 1) -> Tensor:
-        threshold = self._threshold(flat, self.stages or stages)
+        later = (self.stages or stages) - 1 if self.density < FIRST else 0
+        threshold = self._first(flat, FIRST if later else self.density)
+        for _ in range(later):
+            found = moments(magnitudes(flat, threshold))
+            if found is None:  # nothing is left to fit
+                break
+            threshold = found.least + self._tail(found, found.least, (self.density / FIRST) ** (1 / later))
         return reaching_or_largest(flat, not_above(threshold, flat.dtype))
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
@@ -346,18 +352,6 @@ class SIDCo(Estimating):
     def _allowed(self, stages: float) -> int:
         """Return the number of stages nearest to `stages`, between 1 and what this density allows."""
         return int(max(1, min(stages, math.ceil(math.log2(1 / self.density)))))
-
-    def _threshold(self, flat: Tensor, stages: int) -> float:
-        """Return the threshold of the last stage, or of the stage that leaves nothing to fit."""
-        if stages == 1 or self.density >= FIRST:
-            return self._first(flat, self.density)
-        threshold, part = self._first(flat, FIRST), (self.density / FIRST) ** (1 / (stages - 1))
-        for _ in range(stages - 1):
-            found = moments(magnitudes(flat, threshold))
-            if found is None:
-                break
-            threshold = found.least + self._tail(found, found.least, part)
-        return threshold
 
     def _first(self, flat: Tensor, part: float) -> float:
         """Return the first stage's threshold for this share; gamma, which allows no zeros, is fitted to the rest."""

@@ -299,8 +299,9 @@ def compress_topk_(
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
     message, width, rows = payloads[0], residuals[0].element_size(), []
+    begin = message.data_ptr()
     for one, more, k, payload in zip(residuals, gradients, ks, payloads, strict=True):
-        start, other = payload.data_ptr() - message.data_ptr(), 0 if more is None else more.data_ptr()
+        start, other = payload.data_ptr() - begin, 0 if more is None else more.data_ptr()
         values, indices = (start, start + width * k) if width == INDEX_BYTES else (start + INDEX_BYTES * k, start)
         rows.append((one.data_ptr(), other, one.numel(), k, values // width, indices // INDEX_BYTES))
     return _select(tuple(rows), residuals[0], message.view(residuals[0].dtype), message.view(torch.int32), True)
