@@ -9,24 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resireduce.errors import ConfigError, UsageError, in_one_line
 from resireduce.planning.item import Item
-from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load
+from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load_given
 from resireduce.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from resireduce.grouping import Grouping
-
 DEFAULTS = Settings()
+SEVERAL: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
+SHOWN = "(default: %(default)s)"
 SILENT_SECONDS = 5
 """How long a plan says nothing of its progress."""
-NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json", "inputs")
-"""What of the command line `plan` is not given by the same name."""
 
 # --- What can be asked ---
 
@@ -35,55 +34,45 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     root = argparse.ArgumentParser(prog="python -m resireduce", description=__doc__)
     commands = root.add_subparsers(dest="command", required=True)
-    text = "reusable groups, specific layers, and what schemes save by them"
-    groups = commands.add_parser("groups", help=text)
+    groups = commands.add_parser("groups", help="reusable groups, specific layers, and what schemes save by them")
     plan = commands.add_parser("plan", help="bytes of every model state")
     for command in groups, plan:
         add = command.add_argument
         text = "a known name, module:callable that returns the model, or config.json of a Hugging Face model"
         add("--model", required=True, help=text)
-        text = "argument of the model, in JSON, e.g. layers=12; may be given repeatedly"
-        add("--arg", action="append", default=[], metavar="NAME=VALUE", help=text)
-        add("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
+        add("--arg", **SEVERAL, help="argument of the model, in JSON, e.g. layers=12; may be given repeatedly")
+        add("--groups", metavar="FILE", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
         add("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
         add("--json", action="store_true", help="print JSON, in bytes")
     # Training: the optimizer, compression, residuals and ranks.
-    text = (
-        "sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable (default: %(default)s)"
-    )
+    text = f"sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable {SHOWN}"
     add("--optimizer", default="sgd", help=text)
     text = "keyword argument of the optimizer, e.g. lr=0.01; may be given repeatedly"
-    add("--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help=text)
-    add("--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
-    add("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
-    text = "backward passes accumulated per step (default: %(default)s)"
+    add("--optimizer-arg", dest="optimizer_args", **SEVERAL, help=text)
+    add("--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} {SHOWN}")
+    add("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} {SHOWN}")
+    text = f"backward passes accumulated per step {SHOWN}"
     add("--backward-passes-per-step", metavar="N", default=1, type=int, help=text)
-    add("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
+    add("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} {SHOWN}")
     text = "option of the scheme, e.g. row_ratio=0.25; may be given repeatedly"
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--option", dest="options", **SEVERAL, help=text)
     add("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
     add("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
-    add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
-    text = "share of elements sent (default: %(default)s)"
-    add("--density", default=DEFAULTS.density, type=float, help=text)
+    add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} {SHOWN}")
+    add("--density", default=DEFAULTS.density, type=float, help=f"share of elements sent {SHOWN}")
     text = "which compressed tensors travel together: none, one, hybrid or a number of bytes (default: 25 MiB at most)"
-    add("--merge", metavar="WAY", type=as_count, help=text)
-    add("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")
-    add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)")
-    text = "with --hierarchy node: how many ranks share a node"
-    add("--ranks-per-node", metavar="N", type=int, help=text)
-    text = "over how many ranks FSDP2 shards each replica, for compress_fsdp (default: not sharded)"
-    add("--shards", metavar="N", type=int, help=text)
+    add("--merge", metavar="WAY", type=lambda way: int(way) if way.isdecimal() else way, help=text)
+    add("--world-size", default=8, type=int, help=f"number of ranks {SHOWN}")
+    add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} {SHOWN}")
+    add("--ranks-per-node", metavar="N", type=int, help="with --hierarchy node: how many ranks share a node")
     # The fullest moment of a step, with activations.
     text = "samples of a step: also plan its fullest moment on a GPU, with activations"
     add("--batch", metavar="N", type=int, help=text)
     text = "module:callable of the model and N that returns the loss (default: that of a known model)"
     add("--input", dest="inputs", metavar="CALLABLE", help=text)
     add("--checkpoint", action="store_true", help="compute the repeated blocks anew in the backward pass")
-    text = "make so many rows of logits at a time, and anew in the backward pass"
-    add("--loss-chunk", metavar="ROWS", type=int, help=text)
-    text = "the GPU's: say what fits, and the largest batch, e.g. 24GB or 80GiB"
-    add("--memory", metavar="BYTES", type=as_count, help=text)
+    add("--loss-chunk", metavar="ROWS", type=int, help="rows of logits made at a time, and anew in the backward pass")
+    add("--memory", metavar="BYTES", help="the GPU's: say what fits, and the largest batch, e.g. 24GB or 80GiB")
     add("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     return root
 
@@ -93,14 +82,6 @@ def parser() -> argparse.ArgumentParser:
 
 PYTHONS = {"True": True, "False": False, "None": None}
 """Values that are often written as in Python, not as in JSON."""
-
-
-def as_count(text: str) -> int | str:
-    """Return the int that `text` says, or `text` itself."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
@@ -128,12 +109,10 @@ def patterns_in(path: str | None) -> str | dict[str, object]:
         raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}") from error
 
 
-# --- Lines in which a plan, and groups of tensors, are shown ---
+# --- Lines in which a plan is shown ---
 
 
 MIB = 2**20
-FULLEST = ("memory_bytes", "fits", "largest_batch")
-"""What a plan says beside the bytes of the fullest moment, if it was given a memory."""
 PLACES = {"forward": "forward pass", "backward": "backward pass", "update": "update of parameters"}
 WAYS = {
     "fullest_bytes": "plain",
@@ -143,15 +122,12 @@ WAYS = {
 """The columns of the choices, and how each is headed."""
 
 
-def fullest_lines(result: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], asked: str) -> list[str]:
-    """Return lines about the fullest moment in `result`, and the `choices` beside what was `asked`; none without it."""
-    if not result:
+def fullest_lines(result: Mapping[str, Any], asked: str) -> list[str]:
+    """Return lines about the fullest moment in `result` and the choices beside what was `asked`; none without it."""
+    if "choices" not in result:
         return []
-    memory = result.get("memory_bytes")
-    lines = [
-        "",
-        f"The fullest moment of a step on a GPU, with activations, lies in the {PLACES[result['fullest_at']]}",
-    ]
+    memory, choices, place = result.get("memory_bytes"), result["choices"], PLACES[result["fullest_at"]]
+    lines = ["", f"The fullest moment of a step on a GPU, with activations, lies in the {place}"]
     lines += [
         f"  {key.removeprefix('fullest_').removesuffix('_bytes').replace('_', ' '):<25} {value / MIB:12,.2f} MiB"
         for key, value in result.items()
@@ -179,37 +155,7 @@ def item_line(item: Item) -> str:
     return f"{item.state:<17} {item.nbytes:12,} bytes  {item.name}{part}, {shape}, {item.dtype}{shared}"
 
 
-def group_lines(
-    grouping: "Grouping", others: Sequence[str], sizes: Mapping[str, int], whole: int, saved: Mapping[str, int]
-) -> list[str]:
-    """Return lines about the tensors of a model, with their `sizes` in bytes, and what each scheme saves of the `whole`
-    of full residuals."""
-    lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
-    lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
-    lines += [f"{len(grouping.specific)} specific"]
-    lines += [f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific]
-    lines += [f"{len(others)} others, {sum(sizes[name] for name in others) / MIB:,.2f} MiB, keep a full residual"]
-    lines += [f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by"]
-    alike: dict[int, list[str]] = {}  # schemes that save the same share a line
-    for scheme, nbytes in saved.items():
-        if scheme != "none":
-            alike.setdefault(nbytes, []).append(scheme)
-    shares = ((nbytes, nbytes / max(1, whole), "/".join(names)) for nbytes, names in alike.items())
-    return lines + [f"  {nbytes / MIB:10,.2f} MiB {share:6.1%}  {names}" for nbytes, share, names in shares]
-
-
 # --- The two commands ---
-
-
-def _progress() -> Callable[[str], None]:
-    """Return what says on stderr what is done next, once a plan has taken long enough to wonder."""
-    begun = time.monotonic()
-
-    def tell(what: str) -> None:
-        if (seconds := time.monotonic() - begun) > SILENT_SECONDS:
-            print(f"{seconds:.0f} s: {what}", file=sys.stderr, flush=True)
-
-    return tell
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
@@ -224,38 +170,40 @@ def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
 
-    options = {key: value for key, value in vars(args).items() if key not in NOT_OF_PLAN}
-    options |= {"groups": patterns_in(args.patterns), "options": arguments_in("options", args.option)}
-    options["optimizer_args"] = arguments_in("optimizer_args", args.optimizer_arg)
-    if args.inputs is not None:
-        options["inputs"] = load(args.inputs)
-    result = plan(_builder(args), **options, progress=_progress())
-    items = result.pop("items", ())
+    begun = time.monotonic()
+
+    def progress(what: str) -> None:
+        if (seconds := time.monotonic() - begun) > SILENT_SECONDS:
+            print(f"{seconds:.0f} s: {what}", file=sys.stderr, flush=True)
+
+    options = {key: value for key, value in vars(args).items() if key not in ("command", "model", "arg", "json")} | {
+        "groups": patterns_in(args.groups),
+        "options": arguments_in("options", args.options),
+        "optimizer_args": arguments_in("optimizer_args", args.optimizer_args),
+        "inputs": args.inputs and load_given("input", args.inputs),
+    }
+    result = plan(_builder(args), **options, progress=progress)
     if args.json:
-        listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
-        return json.dumps(result | listed, indent=2)
-    choices = result.pop("choices", ())
-    found = {key: result.pop(key) for key in [*result] if key in FULLEST or key.startswith("fullest_")}
+        of_item = {"nbytes": "bytes"}
+        return json.dumps(result, indent=2, default=lambda item: {of_item.get(k, k): v for k, v in vars(item).items()})
     figures = [
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
-        for key, value in result.items()
+        for key, value in takewhile(lambda pair: pair[0] not in ("items", "fullest_bytes"), result.items())
     ]
-    asked = f"{args.compressor}, scheme {args.scheme}, gradients {args.gradients}, {args.world_size} ranks"
-    asked += f", residuals in {args.residual_dtype}" if args.residual_dtype else ""
-    return "\n".join([*figures, *map(item_line, items), *fullest_lines(found, choices, f"{args.optimizer}, {asked}")])
+    asked = f"{args.optimizer}, {args.compressor}, scheme {args.scheme}, gradients {args.gradients}, "
+    asked += f"{args.world_size} ranks" + (f", residuals in {args.residual_dtype}" if args.residual_dtype else "")
+    return "\n".join([*figures, *map(item_line, result.get("items", ())), *fullest_lines(result, asked)])
 
 
 def _groups(args: argparse.Namespace) -> str:
-    import torch
-
     from resireduce.grouping import compressible
     from resireduce.pipeline import find_grouping
     from resireduce.planning.memory import residual_bytes
+    from resireduce.planning.models import build_on_meta
 
-    with torch.device("meta"):
-        model = _builder(args)()
+    model = build_on_meta(_builder(args))
     parameters = compressible(model, args.dense)
-    grouping = find_grouping(model, patterns_in(args.patterns), parameters)
+    grouping = find_grouping(model, patterns_in(args.groups), parameters)
     sizes = {name: parameter.nbytes for name, parameter in parameters.items()}
     others = [name for name in sizes if name not in (*grouping.grouped, *grouping.specific)]
     held = residual_bytes(parameters, grouping)
@@ -263,7 +211,18 @@ def _groups(args: argparse.Namespace) -> str:
     if args.json:
         kinds = {"groups": grouping.groups, "specific": grouping.specific, "others": others}
         return json.dumps({**kinds, "bytes": sizes, "residual_bytes": held, "saved_bytes": saved}, indent=2)
-    return "\n".join(group_lines(grouping, others, sizes, held["baseline"], saved))
+    left, whole = sum(sizes[name] for name in others), held["baseline"]
+    lines = [
+        f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors",
+        *(f"  {sizes[one[0]] / MIB:10,.2f} MiB x {len(one)}  {one[0]} ... {one[-1]}" for one in grouping.groups),
+        f"{len(grouping.specific)} specific",
+        *(f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific),
+        f"{len(others)} others, {left / MIB:,.2f} MiB, keep a full residual",
+        f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by",
+    ]
+    shares = {scheme: nbytes / max(1, whole) for scheme, nbytes in saved.items() if scheme != "none"}
+    lines += [f"  {saved[scheme] / MIB:10,.2f} MiB {share:6.1%}  {scheme}" for scheme, share in shares.items()]
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -272,9 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())  # for --model: the installed command lacks it, python -m has it
         gc.disable()  # a quarter of the time would go into searching what imports have made for garbage
         atexit.register(gc.freeze)
-    given = sys.argv[1:] if argv is None else argv
     try:
-        args = parser().parse_args(given)
+        args = parser().parse_args(argv)
         with redirect_stdout(sys.stderr):  # what a model's constructor prints is no part of the answer
             said = {"plan": _plan, "groups": _groups}[args.command](args)
         print(said, flush=True)

@@ -6,26 +6,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from resireduce.checks import (
-    check_beside_optimizer,
-    check_merge,
-    check_settings,
-    check_types,
-    optimized,
-)
+from resireduce.checks import check_merge, check_settings, check_types, check_update, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grad_scaler import GradScaler
-from resireduce.grouping import Grouping, check_kinds
+from resireduce.grouping import Grouping
 from resireduce.merging.profile import Profiler
 from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
-from resireduce.same_memory import check_memory
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
-from resireduce.watchers import watchers_of
+from resireduce.watchers import NOT_HELD, Around, OtherSteps, Resumed
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -72,7 +65,8 @@ def distribute(
             (a share, in chunks), ok-topk (the largest of the sum over all ranks), where ranks agree in several rounds;
             or a Compressor: Threshold(1e-3), PowerSGD(rank=4), one of your own, ...
         density: share of each tensor's elements to send, if the compressor selects elements; or a function from the
-            step number, counted from 0, to that share, the same on all ranks.
+            step number, counted from 0, to that share, the same on all ranks. A Compressor has a density of its own,
+            if any, in place of which a function counts.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
             Communicator.
         groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.grouping`.
@@ -96,8 +90,8 @@ def distribute(
             gradient is ready. None: on the gradients' device.
         update: in_step: no parameter changes before `step()`; what is sent without compression waits for it.
             in_backward, with compressor "none" and streamed gradients only: parameters are updated, and averages freed,
-            during the backward pass. The optimizer's options must then not change before `step()`, and no weight may
-            be used detached in an earlier part of the model than the one where it is trained.
+            during the backward pass. The optimizer's options and states, and parameters, must then not change before
+            `step()`, and no weight may be used detached in an earlier part of the model than where it is trained.
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It only names the
             ranks: their messages go through another group, made for this optimizer.
         warm_up_steps: the number of first steps in which everything is sent dense, as by "none"; streamed gradients
@@ -127,23 +121,23 @@ def distribute(
     """
     settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)
-    check_kinds(model)
-    check_settings(settings, model)
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
-    check_beside_optimizer(settings, lossy, optimizer)
+    check_settings(settings, lossy, model, optimizer)
+    check_update(settings, lossy, optimizer, model, parameters)
     check_merge(settings.merge, lossy, parameters)
-    check_memory(settings, model, parameters)
-    communicator = find_communicator(settings.backend, settings.group, parameters.values())
+    communicator = find_communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
     gradients_before = [one.grad for one in parameters.values()]
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
-        distributed.watchers += watchers_of(
-            model, parameters, optimizer, feedback.residual, settings.streamed, communicator.world_size
-        )
+        kept = () if settings.streamed or communicator.world_size == 1 else distributed.slots
+        others = OtherSteps(model, parameters.values(), NOT_HELD, kept)
+        distributed.watchers += [others, Resumed(feedback.residual, optimizer)]
+        if settings.streamed:
+            distributed.watchers.append(Around(optimizer))
         if settings.merge in [*TIMED]:
             distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))
         broadcast_start(model, optimizer, communicator)

@@ -1,7 +1,5 @@
 """What is refused before anything is changed: settings, ways to merge, models and optimizers."""
 
-import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce.compressors.base import Compressor
-from resireduce.compressors.momentum import own_momentum
-from resireduce.core.update import EPS_CURE, WrappedStep, shares_eps
-from resireduce.errors import ConfigError, check_count, choose, is_count, is_number
+from resireduce.compressors.base import Compressor, own_momentum
+from resireduce.core.bucket import overlaps
+from resireduce.core.update import can_be_sliced
+from resireduce.errors import ConfigError, check, check_count, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
 from resireduce.settings import Settings
@@ -21,43 +19,57 @@ from resireduce.watchers import is_distributed
 # --- The settings of `resireduce.distribute`, checked before anything is changed ---
 
 
-def check_settings(settings: Settings, model: nn.Module) -> None:
-    """Raise ConfigError for `settings` that cannot be used with `model`, whatever compressor and optimizer it has."""
+def check_settings(
+    settings: Settings, compressor: Compressor, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Raise ConfigError for `settings` that cannot be used with one another, `compressor`, `model` or `optimizer`."""
     choose("gradients", settings.gradients, GRADIENTS)
     check_count("backward_passes_per_step", settings.backward_passes_per_step, 1, "passes")
-    _check_norms(settings)
-    _check_scaler(settings.grad_scaler, model)
     check_count("warm_up_steps", settings.warm_up_steps, of="steps")
-    is_listed = isinstance(settings.hierarchy, list | tuple)
-    if (is_listed or choose("hierarchy", settings.hierarchy, HIERARCHIES) != "flat") and settings.in_backward:
+    if not isinstance(settings.hierarchy, list | tuple):
+        choose("hierarchy", settings.hierarchy, HIERARCHIES)
+    for field in ("max_grad_norm", "max_local_grad_norm"):
+        value = getattr(settings, field)
+        check(field, value, value is None or (is_number(value) and value > 0), "a number greater than 0, or None")
+    if settings.max_local_grad_norm is not None and settings.streamed:
         raise ConfigError(
-            "update: 'in_backward' is not allowed with a hierarchy of nodes, whose ranks gather averages together, in "
-            "step(); give update='in_step', where slices wait, or hierarchy='flat'"
+            f"max_local_grad_norm: {settings.max_local_grad_norm} is not allowed with gradients='streamed', which are "
+            "sent before the norm of all is known; give max_grad_norm, which clips the averages, or gradients='kept'"
         )
-
-
-def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or with `settings`."""
+    scaler = settings.grad_scaler
+    check("grad_scaler", scaler, scaler is None or isinstance(scaler, GradScaler), "a resireduce.GradScaler")
+    half = next((name for name, p in model.named_parameters() if p.dtype == torch.float16), None)
+    if scaler is not None and half is not None:
+        raise ConfigError(
+            f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
+            "are unscaled; keep parameters in float32 and use torch.autocast"
+        )
     name, own = type(compressor).__name__, own_momentum(optimizer)
     if compressor.momentum is not None and own is not None:
         raise ConfigError(
             f"compressor: {name} corrects momentum and is not allowed with the {own} of {type(optimizer).__name__}; "
             "give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', which leaves momentum to it"
         )
-    if compressor.momentum is not None and settings.streamed and settings.grad_scaler is not None:
+    if compressor.momentum is not None and settings.streamed and scaler is not None:
         raise ConfigError(
             f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
             "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
         )
-    _check_update(settings, compressor, optimizer)
 
 
-def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if parameters are to change during the backward pass and this would train wrongly."""
+def check_update(
+    settings: Settings,
+    compressor: Compressor,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    trained: Mapping[str, Tensor],
+) -> None:
+    """Raise ConfigError if the `trained` parameters of `model` are to change during the backward pass and this would
+    train wrongly."""
     if choose("update", settings.update, UPDATES) == "in_step":
         return
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}
-    for field, allowed in (right | {"backward_passes_per_step": 1}).items():
+    for field, allowed in (right | {"backward_passes_per_step": 1, "hierarchy": "flat"}).items():
         given = getattr(settings, field)
         if field == "compressor":
             given = "none" if compressor.lossless else given if isinstance(given, str) else type(compressor).__name__
@@ -66,48 +78,23 @@ def _check_update(settings: Settings, compressor: Compressor, optimizer: torch.o
                 f"update: 'in_backward' is not allowed with {field}={given!r}, only with {allowed!r}: "
                 "parameters change before all gradients are known; give update='in_step'"
             )
-    if not WrappedStep(optimizer, streamed=True).is_sliced:
-        unknown = "is not known to update each parameter by itself (a class says so by step_is_separable = True)"
-        shared = f"takes one eps for parameters of several dtypes ({EPS_CURE})"
+    if not can_be_sliced(optimizer):
         raise ConfigError(
             f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
-            f"or {shared if shares_eps(optimizer) else unknown}; give update='in_step'"
+            "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "
+            "update='in_step'"
         )
-
-
-def _check_norms(settings: Settings) -> None:
-    """Raise ConfigError unless gradients can be clipped to the norms that `settings` ask for."""
-    for field, largest in (("max_grad_norm", math.inf), ("max_local_grad_norm", sys.float_info.max)):
-        value = getattr(settings, field)
-        if value is not None and not (is_number(value) and 0 < value <= largest):
-            raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
-    local = settings.max_local_grad_norm
-    if local is not None and settings.streamed:
+    every = dict(model.named_parameters()) | dict(model.named_buffers())  # one that is frozen changes, too
+    tied = next((pair for pair in overlaps(every.items()) if not trained.keys().isdisjoint(pair)), None)
+    if tied is not None:
         raise ConfigError(
-            f"max_local_grad_norm: {local} is not allowed with gradients='streamed', which are sent "
-            "before the norm of all is known; give max_grad_norm, which clips the averages, or gradients='kept'"
-        )
-
-
-def _check_scaler(scaler: object, model: nn.Module) -> None:
-    """Raise ConfigError unless `scaler` is None, or the library's own and no parameter of `model` is float16."""
-    if scaler is not None and not isinstance(scaler, GradScaler):
-        raise ConfigError(
-            f"grad_scaler: an object of type {type(scaler).__module__}.{type(scaler).__name__} is not allowed; give a "
-            "resireduce.GradScaler"
-        )
-    half = next((name for name, p in model.named_parameters() if p.dtype == torch.float16), None)
-    if scaler is not None and half is not None:
-        raise ConfigError(
-            f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
-            "are unscaled; keep parameters in float32 and use torch.autocast"
+            f"update: 'in_backward' is not allowed with {tied[0]!r} and {tied[1]!r}, which lie in the same memory: an "
+            "update of one would change the other before all of its uses; assign the parameter itself (layer.weight = "
+            "other.weight) and not its .data, before the optimizer is made, or give update='in_step'"
         )
 
 
 # --- Checks of `merge`, which says which tensors travel in one message ---
-
-
-MERGE_CURE = "give a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
 
 
 def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Tensor]) -> None:
@@ -118,24 +105,21 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
         _check_lists(merge, parameters)
-    elif not is_count(merge) or merge < 1:
-        raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
-    if merge != "none" and not compressor.merges:
+    else:
+        wanted = "a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
+        check("merge", merge, is_count(merge) and merge >= 1, wanted)
+    if (merge != "none" and not compressor.merges) or (compressor.has_rounds and merge in MERGES[3:]):
         raise ConfigError(
             f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
-            "rounds of one tensor each; leave merge out, or choose another compressor"
-        )
-    if compressor.has_rounds and isinstance(merge, str) and merge in MERGES[3:]:
-        raise ConfigError(
-            f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose exchanges no rule by time knows; "
-            "leave merge out, or give one, hybrid, bytes or lists of names"
+            "rounds of one tensor each, or in exchanges that no rule by time knows; leave merge out, or choose another "
+            "compressor"
         )
 
 
 def _check_lists(lists: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
     """Raise ConfigError unless `lists` name trained parameters once each, those of a message all of one kind."""
-    if not all(isinstance(names, list | tuple) and names for names in lists):
-        raise ConfigError(f"merge: {lists!r} is not allowed; give a list of names of parameters for each message")
+    are_lists = all(isinstance(names, list | tuple) and names for names in lists)
+    check("merge", lists, are_lists, "a list of names of parameters for each message")
     seen: set[object] = set()
     for name in (name for names in lists for name in names):
         choose("merge", name, parameters)
@@ -172,13 +156,11 @@ def check_types(model: object, optimizer: object) -> None:
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
             "and train that without the wrapper, or use resireduce.compress_ddp(...)"
         )
-    sharded = next((name for name, p in model.named_parameters() if hasattr(p, "placements")), None)
-    wrapper = next((m for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"), None)
-    if sharded is not None or wrapper is not None:
-        what = "the model" if sharded is None else repr(sharded)
+    is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules())
+    if is_wrapped or any(hasattr(one, "placements") for one in model.parameters()):
         raise ConfigError(
-            f"model: {what} is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model "
-            "whose parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
+            "model: it is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model whose "
+            "parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
         )
 
 

@@ -71,11 +71,16 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
     )
 
 
+def check(field: str, value: object, is_allowed: bool, wanted: str) -> None:
+    """Raise a ConfigError that names `field` and its `value`, and says what is `wanted`, unless it `is_allowed`."""
+    if not is_allowed:
+        raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give {wanted}")
+
+
 def check_share(field: str, value: object) -> float:
     """Return `value` as a float in (0, 1], or raise a ConfigError that names `field`."""
-    if is_number(value) and 0 < value <= 1:  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give a share, 0 < {field} <= 1")
+    check(field, value, is_number(value) and 0 < value <= 1, f"a share, 0 < {field} <= 1")  # type: ignore[operator]
+    return float(value)  # type: ignore[arg-type]
 
 
 def check_count(field: str, value: object, least: int = 0, of: str = "", or_none: bool = False) -> None:
@@ -83,6 +88,5 @@ def check_count(field: str, value: object, least: int = 0, of: str = "", or_none
 
     of: what it counts, for the message.
     """
-    if not (is_count(value) and value >= least) and not (or_none and value is None):  # type: ignore[operator]
-        wanted = f"a number{of and f' of {of}'}, {least} or more{', or None' if or_none else ''}"
-        raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give {wanted}")
+    is_allowed = (or_none and value is None) or (is_count(value) and value >= least)  # type: ignore[operator]
+    check(field, value, is_allowed, f"a number{of and f' of {of}'}, {least} or more{', or None' if or_none else ''}")

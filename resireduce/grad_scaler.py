@@ -20,10 +20,12 @@ class GradScaler(torch.amp.GradScaler):
 
     _has_scaled = False
     """Whether a loss was scaled since the last update()."""
+    _inverse_scale: float | None = None
+    """The factor that undoes it, once it has been asked for: on a GPU the host waits for it."""
 
     def scale(self, outputs: Any) -> Any:
         """Return `outputs`, a loss or several, multiplied by the scale, as torch's."""
-        self._has_scaled = True
+        self._has_scaled, self._inverse_scale = True, None
         return super().scale(outputs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
@@ -41,10 +43,12 @@ class GradScaler(torch.amp.GradScaler):
                 "backward() without grad_scaler.scale(loss), so that gradients would be divided by a scale that they "
                 "do not have: use scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update()"
             )
-        scale = self.get_scale()
-        if scale == 0:
-            raise UsageError("the loss scale fell to 0, after overflow in every step: lower the learning rate")
-        return 1.0 / scale
+        if self._inverse_scale is None:
+            scale = self.get_scale()
+            if scale == 0:
+                raise UsageError("the loss scale fell to 0, after overflow in every step: lower the learning rate")
+            self._inverse_scale = 1.0 / scale
+        return self._inverse_scale
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Take the step of `optimizer`, as torch's does. UsageError if that was distributed without this scaler."""

@@ -1,6 +1,6 @@
 """Reusable groups and specific layers, found in a model or named by patterns, and layers to send uncompressed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
@@ -45,11 +45,8 @@ class Grouping:
         return tuple(name for group in self.groups for name in group)
 
     def group_of(self, name: str) -> tuple[str, ...]:
-        """Return the members of the group that `name` is in. KeyError if it is in none."""
-        for group in self.groups:
-            if name in group:
-                return group
-        raise KeyError(name)
+        """Return the members of the group that `name`, which must be in one, is in."""
+        return next(group for group in self.groups if name in group)
 
     def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Raise ConfigError unless every tensor named is one of `parameters`, and members of a group have one shape."""
@@ -72,35 +69,27 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
 
     `dense`: shell patterns ("fc.weight", "head.*") of parameters that are sent dense whatever their size; None: those
     that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for a pattern that
-    matches nothing, and for parameters that are complex.
+    matches nothing, and for trained parameters that are complex, or have a gradient of another dtype.
     """
-    check_kinds(model)
-    patterns = tuple(getattr(model, "dense_parameters", ())) if dense is None else _given(dense, model)
-    return {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and not is_small(parameter) and not any(fnmatchcase(name, p) for p in patterns)
-    }
-
-
-def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
-    """Return the patterns given by the caller, each of which must match a parameter."""
-    if isinstance(dense, str) or not isinstance(dense, Iterable):
-        raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
-    patterns, names = tuple(dense), [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        if not isinstance(pattern, str) or not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"dense: {pattern!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
-    return patterns
-
-
-def check_kinds(model: nn.Module) -> None:
-    """Raise ConfigError if a trained parameter of `model` is complex, or has a gradient of another dtype."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_complex() and parameter.requires_grad:
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.is_complex():
             raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
-        if parameter.requires_grad and getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
+        if getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
             raise ConfigError(f"model: {name!r} has grad_dtype {parameter.grad_dtype}; set it to {parameter.dtype}")
+    if dense is not None and (isinstance(dense, str) or not isinstance(dense, Iterable)):
+        raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
+    patterns = _patterns(dense, model)
+    names = [name for name, _ in model.named_parameters()]
+    unknown = [one for one in patterns if dense is not None and not any(fnmatchcase(name, one) for name in names)]
+    if unknown:
+        raise ConfigError(f"dense: {unknown[0]!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
+    sent = {name: one for name, one in trained.items() if not is_small(one)}
+    return {name: one for name, one in sent.items() if not any(fnmatchcase(name, p) for p in patterns)}
+
+
+def _patterns(dense: Iterable[str] | None, model: nn.Module) -> tuple[str, ...]:
+    return tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
@@ -116,10 +105,9 @@ def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None 
     taken: set[str] = set()
     for prefix, container in model.named_modules():
         if isinstance(container, (nn.Sequential, nn.ModuleList)):
-            for run in _runs(prefix, container, parameters, taken):
-                if len(run) > 1:
-                    groups += cut([name for _, name in run])
-                    taken.update(name for _, name in run)
+            for run in _runs(f"{prefix}." if prefix else "", container, parameters, taken):
+                groups += cut(run)
+                taken.update(run)
     order = {name: position for position, name in enumerate(parameters)}
     groups.sort(key=lambda group: order[group[0]])
     outside = {name: one.numel() for name, one in parameters.items() if name not in taken}
@@ -130,37 +118,32 @@ def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None 
 
 def _runs(
     prefix: str, container: nn.Module, parameters: Mapping[str, nn.Parameter], taken: set[str]
-) -> Iterator[list[tuple[int, str]]]:
-    """Yield runs of the container's children, one relative name after the other: each child's position, and the name
-    of its parameter."""
-    start = f"{prefix}." if prefix else ""
+) -> list[list[str]]:
+    """Return runs of the container's children, one relative name after the other: the names of their parameters."""
     children = list(container.named_children())
     types = [type(child) for _, child in children]
     # Names as the model has them: wrappers for activation checkpointing report names without their own part.
     relative = dict.fromkeys(name for _, child in children for name, _ in nn.Module.named_parameters(child))
+    runs: list[list[tuple[int, str]]] = []
     for suffix in relative:
         run: list[tuple[int, str]] = []
         for position, (key, _) in enumerate(children):
-            name = f"{start}{key}.{suffix}"
-            if name not in parameters or name in taken:
-                continue
-            if run and not _continues(run, position, name, parameters, types):
-                yield run
-                run = []
-            run.append((position, name))
-        yield run
+            name = f"{prefix}{key}.{suffix}"
+            if name in parameters and name not in taken:
+                if not run or not _continues(run, position, name, parameters, types):
+                    runs.append(run := [])
+                run.append((position, name))
+    return [[name for _, name in run] for run in runs if len(run) > 1]
 
 
 def _continues(
     run: list[tuple[int, str]], position: int, name: str, parameters: Mapping[str, nn.Parameter], types: list[type]
 ) -> bool:
     last, last_name = run[-1]
-    if parameters[name].shape != parameters[last_name].shape or types[position] is not types[last]:
-        return False
     gap = types[last + 1 : position]
-    if types[last] in gap or any(kind.__module__ == nn.MaxPool2d.__module__ for kind in gap):
-        return False
-    return len(run) == 1 or gap == types[run[-2][0] + 1 : last]
+    are_equal = parameters[name].shape == parameters[last_name].shape and types[position] is types[last]
+    are_apart = types[last] in gap or any(kind.__module__ == nn.MaxPool2d.__module__ for kind in gap)
+    return are_equal and not are_apart and (len(run) == 1 or gap == types[run[-2][0] + 1 : last])
 
 
 def cut(run: list[str]) -> list[tuple[str, ...]]:
@@ -178,7 +161,7 @@ FORM = '{"groups": ["blocks.*.fc.weight", ["a.weight", "b.weight"]], "specific":
 """An example, for messages."""
 
 
-def match_groups(patterns: Mapping[str, object], parameters: Mapping[str, Tensor]) -> Grouping:
+def match_groups(patterns: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> Grouping:
     """Return the grouping that `patterns` describe among `parameters` (by name, in the order of the model).
 
     Args:
@@ -192,30 +175,25 @@ def match_groups(patterns: Mapping[str, object], parameters: Mapping[str, Tensor
     if unknown:
         raise ConfigError(f"groups: key {unknown[0]!r} is not known; give {FORM}")
     groups: list[tuple[str, ...]] = []
-    for entry in _entries(patterns, "groups"):
+    for entry in _listed(patterns.get("groups", [])):
         groups += cut(_matches([entry], parameters)) if isinstance(entry, str) else [tuple(_matches(entry, parameters))]
-    specific = _matches(_entries(patterns, "specific"), parameters)
-    grouping = Grouping(tuple(groups), tuple(specific))
+    grouping = Grouping(tuple(groups), tuple(_matches(patterns.get("specific", []), parameters)))
     grouping.check(parameters)
     return grouping
 
 
-def _entries(patterns: Mapping[str, object], key: str) -> list[Any]:
-    entries = patterns.get(key, [])
-    if not isinstance(entries, list | tuple):
-        raise ConfigError(f"groups: {key!r} is {entries!r}, not a list; give {FORM}")
-    return list(entries)
-
-
-def _matches(patterns: object, parameters: Iterable[str]) -> list[str]:
-    """Return the names that a pattern matches, in the order of `parameters`, each once."""
-    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+def _listed(patterns: Any) -> Iterable[Any]:
+    if not isinstance(patterns, list | tuple):
         raise ConfigError(f"groups: {patterns!r} is no list of patterns; give {FORM}")
-    names = list(parameters)
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+    return patterns
+
+
+def _matches(patterns: Any, parameters: Mapping[str, Tensor]) -> list[str]:
+    """Return the names that a pattern matches, in the order of `parameters`, each once."""
+    for pattern in _listed(patterns):
+        if not any(fnmatchcase(name, pattern) for name in parameters):
             raise ConfigError(f"groups: no compressed tensor of the model matches {pattern!r}")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 # --- Which layers to send without compression: AD-Topk's partial sparsification. Ming et al., "Enabling efficient
@@ -249,14 +227,12 @@ def partial_selection(model: nn.Module, density: float, dense: Iterable[str] | N
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
     """
     check_share("density", density)
-    given = tuple(getattr(model, "dense_parameters", ())) if dense is None else tuple(dense)
+    given = _patterns(dense, model)
     sizes = {name: one.numel() for name, one in compressible(model, None if dense is None else given).items()}
-    whole, budget, small = sum(sizes.values()), density * sum(sizes.values()), 0
-    for limit in sorted(set(sizes.values())):
-        taken = sum(size for size in sizes.values() if size <= limit)
-        if taken >= budget:
-            break
-        small, largest = taken, limit
-    names = tuple(escape(name) for name, size in sizes.items() if small and size <= largest)
-    rest = (budget - small) / (whole - small) if small else density
+    whole = sum(sizes.values())
+    up_to = {limit: sum(size for size in sizes.values() if size <= limit) for limit in sizes.values()}
+    limit = max((limit for limit, taken in up_to.items() if taken < density * whole), default=0)
+    small = up_to.get(limit, 0)
+    names = [escape(name) for name, size in sizes.items() if size <= limit]
+    rest = (density * whole - small) / (whole - small) if small else density
     return PartialSelection((*given, *names), rest)

@@ -16,46 +16,40 @@ SECOND_BACKWARD = (
     "optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...). If that pass was meant for "
     "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one before it, "
     "and requires_grad_(True) after it; if it was for the gradient of an input, use torch.autograd.grad(loss, input); "
-    "if a checkpoint runs this layer several times, give it use_reentrant=False"
-)
-AFTER_FAILURE = (
-    "; and if the pass before failed half-way, as for want of memory, its gradients cannot be taken back: go on from a "
-    "checkpoint, or close() the optimizer on every rank and distribute it anew, without what residuals had kept"
+    "if a checkpoint runs this layer several times, give it use_reentrant=False; and if the pass before "
+    "failed half-way, as for want of memory, its gradients cannot be taken back: go on from a checkpoint, or close() "
+    "the optimizer on every rank and distribute it anew, without what residuals had kept"
 )
 
 
 MOVES = (Tensor.cpu, Tensor.cuda, Tensor.to)
 """What moves or converts a tensor, as Module.cpu(), cuda() and to() do with each gradient."""
-ASKED = (Tensor.is_floating_point, Tensor.is_complex)
-"""What Module.to() asks of a gradient before it moves it."""
-PUT = (private.moves_in_place, Tensor.data.__set__)  # type: ignore[attr-defined]
-"""By what a module puts the moved gradient in the place of the one before."""
+AROUND_MOVES = (
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    private.moves_in_place,
+    Tensor.data.__set__,  # type: ignore[attr-defined]
+)
+"""What these ask of a gradient before they move it, and by what they put the moved one in its place."""
 
 
 class StreamedAway(Tensor):
     """Shape and dtype of a gradient without its values; anything done with it raises UsageError.
 
     Without it `clip_grad_norm_` would find no gradients between `backward()` and `step()`, return a norm of 0, and
-    training would go on unclipped. It may be moved, since trainers move the model when training ends or fails, perhaps
-    with passes that no step has followed; a step after a parameter was moved is refused there.
+    training would go on unclipped. A model that is moved leaves it where it is: trainers move theirs when training ends
+    or fails, perhaps with passes that no step has followed. A step after a parameter was moved is refused there.
     """
 
     owner: str
     """The name of the parameter that it stands for, as the model calls it."""
 
     @classmethod
-    def of(cls, element: Tensor, parameter: Tensor, name: str) -> "StreamedAway":
-        """Return the guard of `parameter`, called `name`, in the memory of `element`: 0-D, same dtype and device."""
-        guard = element.expand(parameter.shape).as_subclass(cls)
-        guard.owner = name
-        return guard
-
-    @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise UsageError, whatever was called, except by a model that is moved."""
         if func in MOVES and isinstance(args[0], cls):
-            return args[0]._moved(func, args[1:], kwargs or {})
-        if func in ASKED or (func in PUT and all(isinstance(one, cls) for one in args)):
+            return args[0]
+        if func in AROUND_MOVES and all(isinstance(one, cls) for one in args):
             return super().__torch_function__(func, types, args, kwargs)
         name = getattr(func, "__name__", func)
         used = getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name  # which attribute
@@ -66,13 +60,6 @@ class StreamedAway(Tensor):
             "gradients='kept'; to update parameters by another optimizer, or by its functional form, distribute that "
             "one"
         )
-
-    def _moved(self, func: Any, others: Any, kwargs: Any) -> "StreamedAway":
-        """Return the guard where `func`, called with `others` and `kwargs`, moves it to: itself, if it is there."""
-        with private.without_functions():
-            element = torch.empty((), dtype=self.dtype, device=self.device)
-            moved = func(element, *others, **kwargs)
-            return self if moved is element else StreamedAway.of(moved, self, self.owner)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -89,12 +76,11 @@ class StreamedAway(Tensor):
 
 def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
     """Return the guard of each of `parameters`, by name; those of one dtype and device share their memory."""
-    elements: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-    for parameter in parameters.values():
-        kind = (parameter.dtype, parameter.device)
-        if kind not in elements:
-            elements[kind] = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-    return {
-        name: StreamedAway.of(elements[parameter.dtype, parameter.device], parameter, name)
-        for name, parameter in parameters.items()
-    }
+    kinds = {(one.dtype, one.device) for one in parameters.values()}
+    elements = {(dtype, device): torch.zeros((), dtype=dtype, device=device) for dtype, device in kinds}
+    found = {}
+    for name, parameter in parameters.items():
+        element = elements[parameter.dtype, parameter.device]
+        found[name] = element.expand(parameter.shape).as_subclass(StreamedAway)
+        found[name].owner = name
+    return found

@@ -2,15 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
-from resireduce.core.bucket import Bucket, Slot
+from resireduce.core.bucket import Bucket, Slot, Stage
 from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message
+from resireduce.core.step import Flat, LaunchQueue
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
 
@@ -20,8 +21,10 @@ PATIENCE_SECONDS = 1.0
 POLL_SECONDS = 0.0005
 
 
-class Scatter:
-    """Sums gradients over the ranks of a node, in their own precision, and gives each rank its slice of the mean.
+class ByNodes(Flat):
+    """The route of gradients on two levels, within a node and between nodes, and of averages on their way back.
+
+    It sums gradients over the ranks of a node, in their own precision, and gives each rank its slice of the mean.
 
     Messages leave in the order that all ranks share. A gradient is held until its message has left and all ranks of the
     node have sent theirs. When more than `held_limit` bytes of them are held, the backward pass waits for the oldest.
@@ -29,46 +32,49 @@ class Scatter:
     this rank. So it waits in vain at most once, for PATIENCE_SECONDS, and from then on holds more bytes instead.
     """
 
-    def __init__(self, slots: Sequence[Slot], node: Communicator, held_limit: int):
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, node: Communicator, held_limit: int):
+        super().__init__(feedback)
         self.slots, self.node, self.held_limit = slots, node, held_limit
         self.is_patient = True
         """Whether it has never waited in vain."""
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a step anew: no average has been launched, and none is under way or held."""
         self._launched = self.held_bytes = 0
         self._under_way: deque[tuple[Bucket, Handle[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
 
-    def advance(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Slot, Tensor]]:
-        """Launch the next `buckets` whose gradients have all come, in order; yield slots with slices that have come."""
-        for bucket in buckets[self._launched :]:
+    def check_(self, grad: Tensor, slot: Slot) -> None:
+        """Look for NaN before the gradient of `slot` is summed with others."""
+        self.feedback.finiteness.check_(grad, slot.name)
+
+    def advance(self, slot: Slot, queue: LaunchQueue, step: int) -> None:
+        """Launch the next buckets whose gradients have all come, in order; take slices that have come."""
+        for bucket in queue.buckets[self._launched :]:
             if any(slot.gradient is None for slot in bucket.slots):
                 break
             self.launch(bucket)
         while self._under_way and self.has_come(self._under_way[0][1]):
-            yield from self._arrived()
+            self._arrive(queue, step)
 
-    def complete(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Slot, Tensor | None]]:
-        """Launch the rest of `buckets`, with zeros for what is missing; yield all remaining slices.
+    def complete(self, queue: LaunchQueue, arrived: list[Slot], step: int) -> None:
+        """Launch the rest of the buckets, with zeros for what is missing, and take all remaining slices.
 
-        None in place of a slice: no rank of the node has a gradient of it. By then all ranks are in `step()`, or will
-        reach it, so that waiting is safe.
+        By then all ranks are in `step()`, or will reach it, so that waiting is safe.
         """
-        for bucket in buckets[self._launched :]:
+        for bucket in queue.buckets[self._launched :]:
             for slot in bucket.slots:
                 if slot.gradient is None:
                     slot.gradient = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format).detach_()
             self.launch(bucket)
             while len(self._under_way) > 1:  # one at a time, so that few zeros are alive
-                yield from self._arrived()
+                self._arrive(queue, step)
         while self._under_way:
-            yield from self._arrived()
+            self._arrive(queue, step)
         present = self.agree()
         for slot, mean in self._unknown.items():
-            slot.elsewhere = present[slot.index] > 0
-            yield slot, mean if slot.elsewhere else None
+            if present[slot.index]:  # on other ranks of the node
+                slot.stage = Stage.TAKEN
+                arrived.append(slot)
+            self._take(slot, mean if present[slot.index] else None, queue, step)
+        self._launched, self._unknown = 0, {}
 
     @exactly
     def launch(self, bucket: Bucket) -> None:
@@ -92,22 +98,24 @@ class Scatter:
             time.sleep(POLL_SECONDS)
         return True
 
-    def _arrived(self) -> Iterator[tuple[Slot, Tensor]]:
-        """Yield the slices of the oldest message, except those for which no rank is known yet to have a gradient."""
+    def _arrive(self, queue: LaunchQueue, step: int) -> None:
+        """Take the slices of the oldest message, except those of which no rank is known yet to have a gradient."""
         bucket, handle = self._under_way.popleft()
         row = self.wait(handle)
         del handle  # and the gradient with it
         self.held_bytes -= bucket.nbytes
-        start = 0
-        for slot in bucket.slots:
-            assert slot.slices is not None
-            stop = start + slot.slices.width
-            own = slot.slices.own(row[start:stop], self.node.rank)
-            start = stop
+        for slot, part in zip(bucket.slots, row.split(_widths(bucket)), strict=True):
+            own = slot.slices.own(part, slot.place)  # type: ignore[union-attr]
             if slot.is_taken:
-                yield slot, own
+                self._take(slot, own, queue, step)
             else:
                 self._unknown[slot] = own
+
+    def _take(self, slot: Slot, mean: Tensor | None, queue: LaunchQueue, step: int) -> None:
+        """Take this rank's slice of the `mean` over its node; None if no rank there has a gradient."""
+        slot.gradient, slot.is_ready = mean, True
+        queue.compress_ready(slot, step)
+        queue.launch(step)
 
     def wait(self, handle: Handle[Tensor]) -> Tensor:
         """Return the mean whose sum `handle` brings."""
@@ -119,18 +127,10 @@ class Scatter:
         found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
         return found
 
-
-# --- Averages within a node, on their way back: slices are gathered, so that every rank has the whole ---
-
-
-class Gather:
-    """Gathers the slices of averages that the ranks of a node have received from other nodes, all in the same order."""
-
-    def __init__(self, node: Communicator, feedback: ErrorFeedback):
-        self.node, self.feedback = node, feedback
+    # --- averages on their way back: slices are gathered, so that every rank has the whole ---
 
     @exactly
-    def averages(self, slots: Sequence[Slot], bucket: Bucket) -> list[Tensor]:
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the averages of `slots` of a `bucket`, dense and whole: all of the bucket are gathered at once."""
         if any(slot.average is None for slot in slots):
             assert isinstance(bucket.message, Message)
@@ -139,12 +139,8 @@ class Gather:
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
             rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)
-            start = 0
-            for slot in bucket.slots:
-                assert slot.slices is not None
-                stop = start + slot.slices.width
-                slot.average = slot.slices.joined(rows[:, start:stop])
-                start = stop
+            for slot, part in zip(bucket.slots, rows.split(_widths(bucket), dim=1), strict=True):
+                slot.average = slot.slices.joined(part)  # type: ignore[union-attr]
         found = [slot.average for slot in slots]
         for slot in slots:
             slot.average = None
@@ -153,3 +149,8 @@ class Gather:
     def gathered(self, own: Tensor, name: str) -> Tensor:
         """Return the rows of all ranks of the node, [ranks, size of `own`]."""
         return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)
+
+
+def _widths(bucket: Bucket) -> list[int]:
+    """Return how many elements each tensor of `bucket` has in a rank's row of a message."""
+    return [slot.slices.width for slot in bucket.slots if slot.slices is not None]

@@ -1,17 +1,16 @@
 """Optimizers for compressed gradients: SGD whose weight decay has a momentum, and AdamW without momentum."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, is_number
+from resireduce.errors import check, is_number
 
 
-class ParameterwiseOptimizer(torch.optim.Optimizer, ABC):
+class ParameterwiseOptimizer(torch.optim.Optimizer):
     """The common base of optimizers that update one parameter after the other: a subclass defines `_update`."""
 
     limits: ClassVar[dict[str, float]] = {}
@@ -22,27 +21,24 @@ class ParameterwiseOptimizer(torch.optim.Optimizer, ABC):
         options = self.defaults | param_group
         for name, limit in self.limits.items():
             value = options[name].item() if isinstance(options[name], Tensor) else options[name]
-            if not is_number(value) or not 0 <= value < limit:
-                upper = "" if limit == math.inf else f", less than {limit}"
-                raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")
+            upper = "" if limit == math.inf else f", less than {limit}"
+            check(name, value, is_number(value) and 0 <= value < limit, f"a number, 0 or more{upper}")
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad, group)
         return loss
 
-    @abstractmethod
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Update `parameter`, in place, by its gradient `grad` and the options in its `group`."""
+        raise NotImplementedError
 
 
 class DGCSGD(ParameterwiseOptimizer):

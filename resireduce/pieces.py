@@ -16,8 +16,6 @@ PIECES = 16
 """Number of pieces in which a large tensor is processed."""
 SMALLEST = 1 << 14
 """Smallest number of elements that is worth a piece of its own."""
-SMALLEST_ON_GPU = 1 << 20
-"""Smallest number of elements that is worth a piece of its own on a GPU, where each operation is a launch."""
 HOSTS = ("cpu", "meta")
 """Types of devices whose pieces have SMALLEST elements. Tensors on `meta` are counted as those of a CPU."""
 
@@ -30,6 +28,11 @@ def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[sli
     return slices(numel, block * -(-max(smallest, -(-numel // PIECES)) // block))
 
 
+def row_pieces(whole: Tensor) -> Iterator[slice]:
+    """Return slices of the first dimension of `whole`, about a sixteenth of its elements each, as `pieces` does."""
+    return slices(len(whole), -(-max(SMALLEST, -(-whole.numel() // PIECES)) // whole.shape[1:].numel()))
+
+
 def is_host(tensor: Tensor) -> bool:
     """Return whether an operation on `tensor` is no launch on another device."""
     return tensor.device.type in HOSTS
@@ -37,7 +40,7 @@ def is_host(tensor: Tensor) -> bool:
 
 def worth_a_piece(like: Tensor) -> int:
     """Return the smallest number of elements that is worth a piece of its own on the device of `like`."""
-    return SMALLEST if is_host(like) else SMALLEST_ON_GPU
+    return SMALLEST if is_host(like) else 1 << 20  # where each operation is a launch
 
 
 def slices(numel: int, size: int) -> Iterator[slice]:

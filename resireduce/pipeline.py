@@ -1,11 +1,11 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from glob import escape
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import Levels
@@ -13,9 +13,9 @@ from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose, warn
 from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_small, match_groups
-from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
+from resireduce.scheme import BACKENDS, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
-from resireduce.start import check_agreement
+from resireduce.start import agree, kinds
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -23,8 +23,17 @@ if TYPE_CHECKING:
 
 def find_compressor(settings: Settings) -> Compressor:
     """Return the compressor that `settings` name or hold. Raises ConfigError for an unknown name."""
-    given = settings.compressor
-    return given if isinstance(given, Compressor) else build_compressor(given, settings.density)
+    given, density = settings.compressor, settings.density
+    if not isinstance(given, Compressor):
+        return build_compressor(given, density)
+    return _with_density(given, density, 0) if settings.changes_density else given
+
+
+def _with_density(compressor: Any, density: Any, step: int) -> Compressor:
+    """Return `compressor` with the density of this step; it has a density, or holds a compressor that has one."""
+    if any(one.name == "density" for one in fields(compressor)):
+        return replace(compressor, density=density(step))
+    return compressor.from_density(density(step))
 
 
 def build_feedback(
@@ -33,51 +42,37 @@ def build_feedback(
     compressor: Compressor,
     communicator: Communicator,
     settings: Settings,
+    slices: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[ErrorFeedback, Levels]:
     """Return the error feedback that `settings` ask for, and the one or two levels of the ranks of `communicator`.
 
     parameters: the trained parameters of `model`, by name. With two levels, payloads of `compressor` travel between
-    nodes.
+    nodes. slices: what this rank compresses in the place of its parameters, if it has slices of them, by name.
 
     Raises ConfigError for a setting that cannot be used, and on all ranks if any has other settings than rank 0.
     """
-    large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
-    compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
+    large = compressible(model, settings.dense)
+    compressed = {name: p for name, p in large.items() if name in parameters and compressor.compresses(p.shape)}
     grouping = find_grouping(model, settings.groups, compressed)
-    residual = build_residual(
-        settings.scheme,
-        grouping,
-        settings.residual_dtype,
-        communicator.rank,
-        settings.options,
-        settings.residual_device,
-    )
-    warn_if_nothing_is_reduced(settings.scheme, grouping)
+    if slices is not None:
+        grouping.check(slices)
+    where = settings.residual_dtype, communicator.rank, settings.options, settings.residual_device
+    residual = build_residual(settings.scheme, grouping, *where)
+    of = find_scheme(settings.scheme)
+    reduced = (of.grouped != of.other and grouping.groups) or (of.specific != of.other and grouping.specific)
+    if not reduced and {of.grouped, of.specific} != {of.other}:
+        warn(
+            f"scheme {settings.scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
+            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
+        )
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
-    check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
+    agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named)
+    agree(kinds(parameters.items()) | agreed, communicator)
     levels = Levels.of(communicator, settings.hierarchy)
-    density: Any = settings.density
-    schedule = (lambda step: compressor.from_density(density(step))) if settings.changes_density else None
+    schedule = partial(_with_density, compressor, settings.density) if settings.changes_density else None
     settled = dense, settings.warm_up_steps, levels.place, schedule
     return ErrorFeedback(compressor, residual, levels.between, *settled), levels
-
-
-def settle_slices(
-    settings: Settings,
-    compressor: Compressor,
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    slices: Mapping[str, nn.Parameter],
-) -> Settings:
-    """Return `settings` of `resireduce.compress_fsdp` with groups and dense tensors by name, as the whole `parameters`
-    of `model` decide them; `slices` are those of this rank."""
-    large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
-    compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
-    grouping = find_grouping(model, settings.groups, compressed)
-    grouping.check(dict(slices))
-    dense = [escape(name) for name, one in parameters.items() if name not in large and not is_small(one)]
-    return replace(settings, groups=grouping, dense=dense)
 
 
 def find_grouping(
@@ -94,32 +89,11 @@ def find_grouping(
     return find_groups(model, compressed)
 
 
-def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None:
-    """Warn if `scheme` reduces groups or specific layers, and `grouping` has none of them."""
-    kinds = find_scheme(scheme)
-    reduced = [
-        members
-        for kind, members in ((kinds.grouped, grouping.groups), (kinds.specific, grouping.specific))
-        if kind != kinds.other
-    ]
-    if reduced and not any(reduced):
-        warn(
-            f"scheme {scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
-            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
-        )
-
-
-def find_communicator(
-    backend: str | Communicator, group: "dist.ProcessGroup | None", parameters: Iterable[Tensor]
-) -> Communicator:
-    """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for what cannot
-    be used, as `parameters` of a GPU that Horovod cannot send here."""
+def find_communicator(backend: str | Communicator, group: "dist.ProcessGroup | None") -> Communicator:
+    """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for another."""
     if group is not None and backend != "torch":
         raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
     if isinstance(backend, Communicator):
-        communicator = backend
-    else:
-        target = BACKENDS[choose("backend", backend, BACKENDS)]
-        communicator = load(target)(group) if backend == "torch" else load(target)()
-    communicator.check_devices(parameters)
-    return communicator
+        return backend
+    kind: Callable[..., Communicator] = load(BACKENDS[choose("backend", backend, BACKENDS)])
+    return kind(group) if backend == "torch" else kind()

@@ -1,25 +1,21 @@
 """What a run will hold, by the library's own code on tensors without storage."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from resireduce.comm.local import PretendCommunicator
-from resireduce.core.bucket import make_slots
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, choose, is_count
-from resireduce.grouping import compressible
 from resireduce.merging.rules import TIMED
-from resireduce.pipeline import build_feedback, find_compressor, settle_slices
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
-from resireduce.planning.item import Item, sums
-from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, tied_parameters, track_states
-from resireduce.planning.models import to_meta
-from resireduce.planning.optimizers import Maker, make_optimizer, without_storage
+from resireduce.planning.item import sums
+from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
+from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
 from resireduce.scheme import HIERARCHIES
 from resireduce.settings import Settings
 
@@ -35,7 +31,6 @@ def plan(
     world_size: int = 8,
     itemised: bool = False,
     ranks_per_node: int | None = None,
-    shards: int | None = None,
     batch: int | None = None,
     inputs: Inputs | None = None,
     checkpoint: bool = False,
@@ -57,10 +52,6 @@ def plan(
         ranks_per_node: required with hierarchy="node": how many ranks share a node, a divisor of `world_size`. The plan
             is for the first of them, which holds most: others may have a row less of tensors whose rows are not evenly
             divisible.
-        shards: over how many ranks FSDP2 shards each replica, a divisor of `world_size`. The plan is then that of
-            `resireduce.compress_fsdp`, with its keywords as `settings`, for the first of these ranks, which holds
-            most. Gradients are kept, and nothing after `normalised` is planned: the fullest moment of a step depends
-            on what each `fully_shard` holds.
         batch: samples of a step on this rank: the fullest moment is then planned with activations too, as a GPU has
             them. The next four, and `progress`, are for that.
         inputs: called with the model and a batch size under the meta device, returns the loss; None: the attribute
@@ -92,102 +83,67 @@ def plan(
     given = _settings(settings, world_size, ranks_per_node)
     inputs = getattr(build, "inputs", None) if inputs is None else inputs
     asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
-    check_batch(batch, inputs, shards, **asked)
-    if shards is not None:
-        check_shards(shards, world_size, given)
-    model, arguments = _build(build), dict(optimizer_args or {})
-    beside_total: dict[str, Any] = {}
-    if shards is not None:
-        items, beside, baseline = shard_states(model, optimizer, arguments, shards, given)
-        states = ModelStates(**sums(items))
-    else:
-        # From the third on, passes find what the second has found.
-        given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
-        wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
-        distributed = distribute_quietly(model, wrapped, given)
+    check_batch(batch, inputs, **asked)
+    model, arguments = build_on_meta(build), dict(optimizer_args or {})
+    # From the third on, passes find what the second has found.
+    given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
+    wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
+    with distribute_quietly(model, wrapped, given) as distributed:
         waits = distributed.streamed and not distributed.updates_in_backward
         waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
         with without_storage():
-            items, peak = two_steps(model, distributed)
-        states = ModelStates(**sums(items))
-        beside_total = {"peak_states": peak, "in_flight": peak - states.total, "waiting": waiting}
-        trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
-        beside = {
-            "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
-            "frozen": sum(one.nbytes for one in model.parameters() if id(one) not in trained),
-        }
-        baseline = baseline_total(model, states, given.dense)
-        beside_total["peak_normalised"] = peak / baseline
-    result: dict[str, Any] = {
-        **states.as_dict(),
-        **beside,
+            _step(model, distributed)  # which makes optimizer states
+            items, peak = itemise_states(distributed, model), 0
+            for _ in range(distributed.feedback.compressor.turns):
+                distributed.zero_grad()
+                with track_states(distributed) as tracker:
+                    _step(model, distributed)
+                peak = max(peak, tracker.peak_bytes)
+        host_residuals = sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors())
+    states = ModelStates(**sums(items))
+    trained = {id(parameter) for group in wrapped.param_groups for parameter in group["params"]}
+    baseline = baseline_total(model, states, given.dense)
+    result: dict[str, Any] = states.as_dict() | {
+        "host_residuals": host_residuals,
+        "frozen": sum(one.nbytes for one in model.parameters() if id(one) not in trained),
         "buffers": sum(buffer.nbytes for buffer in model.buffers()),
         "baseline_total": baseline,
         "normalised": states.total / baseline,
-    } | beside_total
+        "peak_states": peak,
+        "in_flight": peak - states.total,
+        "waiting": waiting,
+        "peak_normalised": peak / baseline,
+    }
     if itemised:
         result["items"] = items
     if batch is not None:
-        distributed.close()
         result |= plan_batch(model, optimizer, arguments, given, batch, inputs, progress, **asked)  # type: ignore[arg-type]
     return result
 
 
-def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | None) -> Settings:
+def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) -> Settings:
     """Return what `distribute` is to be given, with ranks that are pretended. Raises ConfigError, or TypeError."""
     check_count("world_size", world_size, 1, "ranks")
-    if unknown := settings.keys() - {one.name for one in fields(Settings)} | settings.keys() & set(UNPLANNED):
+    if unknown := settings.keys() - {one.name for one in fields(Settings) if one.name not in UNPLANNED}:
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
-    nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
-    given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)
+    given = Settings(**settings, backend=PretendCommunicator(world_size))
     check_count("backward_passes_per_step", given.backward_passes_per_step, 1, "passes")
     if isinstance(given.merge, str) and given.merge in TIMED:
         raise ConfigError(
             f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
             "of names that optimizer.messages had then"
         )
-    return given
-
-
-def _nodes(hierarchy: object, world_size: int, ranks_per_node: Any) -> Any:
-    if choose("hierarchy", hierarchy, HIERARCHIES) == "flat":
+    if choose("hierarchy", given.hierarchy, HIERARCHIES) == "flat":
         if ranks_per_node is not None:
             raise ConfigError(f"ranks_per_node: {ranks_per_node!r} means nothing to a flat hierarchy; give 'node'")
-        return hierarchy
+        return given
     if not is_count(ranks_per_node) or not ranks_per_node or world_size % ranks_per_node:
         raise ConfigError(
             f"ranks_per_node: {ranks_per_node!r} is not allowed with hierarchy='node' and {world_size} ranks; give a "
             "divisor of their number"
         )
-    return [[*range(first, first + ranks_per_node)] for first in range(0, world_size, ranks_per_node)]
-
-
-def _build(build: Callable[[], nn.Module]) -> nn.Module:
-    if isinstance(build, nn.Module) or not callable(build):
-        raise ConfigError(f"build: an object of type {type(build).__name__}; give a function that returns the model")
-    with torch.device("meta"):
-        model = build()
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
-    return to_meta(model)
-
-
-# --- Steps of training on tensors without storage: what they leave, and what they hold at their fullest moment ---
-
-
-def two_steps(model: nn.Module, optimizer: DistributedOptimizer) -> tuple[list[Item], int]:
-    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of as many further
-    ones as the compressor has turns."""
-    _step(model, optimizer)
-    items, peak = itemise_states(optimizer, model), 0
-    for _ in range(optimizer.feedback.compressor.turns):
-        optimizer.zero_grad()
-        with track_states(optimizer) as tracker:
-            _step(model, optimizer)
-        peak = max(peak, tracker.peak_bytes)
-    return items, peak
+    firsts = range(0, world_size, ranks_per_node)
+    return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
 
 
 def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
@@ -197,18 +153,17 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     There it adds the two up in a third tensor. A layer with a bias makes both of its gradients at once, and hands over
     that of the bias first. What is added to the gradient of an earlier pass lives until the sum has been taken.
     """
-    tied = tied_parameters(model)
+    places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    weights = _weights_of_biases(model)
     slots = {id(slot.parameter): slot for slot in optimizer.slots}
     trainable = [p for p in model.parameters() if p.requires_grad]
-    with_bias = _with_bias(model)
     for number in range(optimizer.backward_passes_per_step):
-        waiting = {id(p): torch.empty_like(p) for p in trainable if id(p) in tied}
-        beside = {bias: weight for bias, weight in with_bias.items() if weight.requires_grad}
+        waiting = {id(p): torch.empty_like(p) for p in trainable if places[id(p)] > 1}
         for parameter in reversed(trainable):
-            if (weight := beside.get(id(parameter))) is not None:
-                waiting.setdefault(id(weight), torch.empty_like(weight))
+            if (weight := weights.get(id(parameter))) is not None and places[id(weight)] == places[id(parameter)] == 1:
+                waiting[id(weight)] = torch.empty_like(weight)
             waited = waiting.pop(id(parameter), None)
-            if waited is not None and id(parameter) in tied:
+            if waited is not None and places[id(parameter)] > 1:
                 torch.add(waited, torch.empty_like(waited))
             del waited
             slot = slots.get(id(parameter))
@@ -219,81 +174,13 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     optimizer.step()
 
 
-def _with_bias(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the weight of each layer that has a bias too, which comes after it, by the `id` of the bias.
-
-    Names tell: in_proj_weight and in_proj_bias belong together. A parameter that `model` has in more than one place is
-    neither.
-    """
-    tied = tied_parameters(model)
-    order = {id(parameter): place for place, parameter in enumerate(model.parameters())}
-    held = [dict(layer.named_parameters(recurse=False, remove_duplicate=False)) for layer in model.modules()]
-    pairs = [(one.get(name.replace("bias", "weight")), one[name]) for one in held for name in one if "bias" in name]
-    return {
-        id(bias): weight
-        for weight, bias in pairs
-        if weight is not None and not {id(weight), id(bias)} & tied
-        if order[id(weight)] < order[id(bias)]
-    }
-
-
-# --- The model states of a rank under FSDP2 with `resireduce.compress_fsdp`, found without storage ---
-
-
-TAKEN = ("scheme", "compressor", "density", "groups", "residual_dtype", "dense", "options", "residual_device")
-"""Settings that a plan takes of those of `compress_fsdp`."""
-MADE = ("backend", "gradients")
-"""Settings that say nothing here: ranks are pretended, and gradients stay in any case, as FSDP2 leaves them."""
-
-
-def check_shards(shards: Any, world_size: int, given: Settings) -> None:
-    """Raise ConfigError unless `world_size` ranks can be replicas of as many `shards`, with the settings `given`, all
-    of which mean something then."""
-    if not is_count(shards) or not shards or world_size % shards:
-        raise ConfigError(
-            f"shards: {shards!r} is not allowed with {world_size} ranks; give a divisor of their number: over how many "
-            "ranks fully_shard shards each replica"
-        )
-    for name, default in {one.name: one.default for one in fields(Settings) if one.name not in (*TAKEN, *MADE)}.items():
-        if (value := getattr(given, name)) != default:
-            raise ConfigError(
-                f"{name}: {value!r} means nothing with shards, which plan for resireduce.compress_fsdp; leave it out"
-            )
-
-
-def slice_of(parameter: Tensor, shards: int) -> nn.Parameter:
-    """Return a tensor without storage like the slice of `parameter` that the first of `shards` ranks holds.
-
-    FSDP2 divides the first dimension as `torch.chunk` does, so that the first rank has most.
-    """
-    rows = -(-parameter.shape[0] // shards)
-    whole = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
-    return nn.Parameter(whole, requires_grad=parameter.requires_grad)
-
-
-def shard_states(
-    model: nn.Module, optimizer: str | Maker, arguments: Mapping[str, object], shards: int, given: Settings
-) -> tuple[list[Item], dict[str, int], int]:
-    """Return every tensor of the model states of the first rank, at a step boundary; the bytes of host_residuals and
-    frozen, and baseline_total, as `plan` has them. `model` is whole; the backend in `given` has all ranks."""
-    sliced = {name: slice_of(parameter, shards) for name, parameter in model.named_parameters()}
-    slices = {name: one for name, one in sliced.items() if one.requires_grad}
-    parameters = {name: one for name, one in model.named_parameters() if name in slices}
-    replicas, lossy = PretendCommunicator(given.backend.world_size // shards), find_compressor(given)  # type: ignore[union-attr]
-    settings = settle_slices(replace(given, gradients="kept"), lossy, model, parameters, slices)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
-    for name, one in slices.items():
-        feedback.register(name, one)
-        one.grad = torch.empty_like(one)
-    wrapped = make_optimizer(optimizer, [*slices.values()], arguments, given)
-    with without_storage():
-        wrapped.step()
-    slots = make_slots(slices, feedback)
-    held = SimpleNamespace(feedback=feedback, slots=slots, param_groups=wrapped.param_groups, state=wrapped.state)
-    items = itemise_states(held)
-    full = sum(slices[name].nbytes for name in compressible(model, given.dense).keys() & slices.keys())
-    beside = {
-        "host_residuals": sum(tensor.nbytes for tensor in feedback.residual.host_tensors()),
-        "frozen": sum(one.nbytes for name, one in sliced.items() if name not in slices),
-    }
-    return items, beside, sum(item.nbytes for item in items if item.state != "residuals") + full
+def _weights_of_biases(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return the trained weight before each bias in a layer, by the bias's `id`: names tell, as in_proj_weight does."""
+    found = {}
+    for layer in model.modules():
+        before: dict[str, nn.Parameter] = {}
+        for name, one in layer.named_parameters(recurse=False):
+            if (weight := before.get(name.replace("bias", "weight"))) is not None and weight.requires_grad:
+                found[id(one)] = weight
+            before[name] = one
+    return found

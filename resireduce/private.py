@@ -23,8 +23,8 @@ if tuple(map(int, torch.__version__.split(".")[:2])) > NEWEST_TESTED:
 
 
 current_pass = torch._C._current_graph_task_id
-"""Returns the number of the backward pass in which it is called, -1 outside of any. Without it `step()` in a hook, and
-a pass that follows one that failed, would be told as a second pass: return -1."""
+"""Returns the number of the backward pass in which it is called, -1 outside of any. Without it a `step()` in a hook is
+told as one after a pass that failed: return -1; and `compress_fsdp` does not know passes."""
 at_end_of_pass = Variable._execution_engine.queue_callback
 """Has a function called when the current backward pass ends; DistributedDataParallel and FSDP2 use it too. Without it
 the end of a pass is known only in `step()`."""
@@ -33,8 +33,6 @@ run_backward = Variable._execution_engine.run_backward
 checkpoints and chunks of the loss is refused."""
 uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
 """Returns how many tensors share a storage. None where torch has none: each gradient is then copied."""
-without_functions = torch._C.DisableTorchFunctionSubclass
-"""A context in which subclasses of Tensor do nothing of their own; documented with `__torch_function__`."""
 is_any_autocast = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device: one look where `torch.is_autocast_enabled(device)` would take one for each."""
 without_autocast = torch._C._DisableAutocast

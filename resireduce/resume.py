@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,16 +14,14 @@ from resireduce.kernels.ops import is_finite
 if TYPE_CHECKING:
     from resireduce.core.bucket import Slot
     from resireduce.core.feedback import ErrorFeedback
-    from resireduce.core.optimizer import DistributedOptimizer
-    from resireduce.wrappers.ddp import CompressionHook
-    from resireduce.wrappers.fsdp import ShardedCompressionHook
-
-    Holder: TypeAlias = DistributedOptimizer | CompressionHook | ShardedCompressionHook
+    from resireduce.core.optimizer import Resumable
 
 State = Mapping[str, Tensor]
 RANKS_PER_NODE = "ranks_per_node"
 """A key that a state has only if its residuals are slices, with two levels."""
-PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE)
+SHARD = ("shard_rank", "shard_world_size")
+"""Keys that a state has only if its residuals are slices of a model under `fully_shard`: which shard, of how many."""
+PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE, *SHARD)
 MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
 """Keys of a state's origin, which states of earlier versions lack: the compressor whose memory it holds; digests of the
 members of each group, named for the first; digests of how the places of each tensor that is stored in part were
@@ -57,7 +55,7 @@ def check_state(held: State, state: State) -> None:
     """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
     common = sorted(held.keys() & state.keys())
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
-    wrong = wrong or [name for name in common if not _alike(held[name], state[name])]
+    wrong = wrong or [name for name in common if _kind(held[name]) != _kind(state[name])]
     if wrong:
         raise ConfigError(
             f"residual state: {wrong[0]!r} does not fit this model, scheme, compressor and residual_dtype; load what "
@@ -79,8 +77,8 @@ def _is_of_origin(name: str) -> bool:
     return name == MADE_BY or name.startswith((MEMBERS, PLACES))
 
 
-def _alike(first: Tensor, second: object) -> bool:
-    return isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
+def _kind(one: object) -> object:
+    return (one.shape, one.dtype) if isinstance(one, Tensor) else None
 
 
 def _is_sound(tensor: Tensor) -> bool:
@@ -102,14 +100,15 @@ def _in_words(state: State) -> str:
     """Return in words which rank has saved a state."""
     place = _place_of(state)
     within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
-    return f"rank {place['rank']} of {place['world_size']}{within}"
+    shard = ", shard {} of {}".format(*(place[key] for key in SHARD)) if SHARD[0] in place else ""
+    return f"rank {place['rank']} of {place['world_size']}{within}{shard}"
 
 
 # --- The states of all ranks of a job, for another number of ranks ---
 
 
 @torch.no_grad()
-def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
+def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
     """Load this rank's share of the residuals that the ranks of a job saved, however many they were.
 
     It replaces `load_residual_state_dict`. With N saved states and M ranks now, rank j gets the states of the ranks i =
@@ -127,11 +126,10 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
 
     Raises ConfigError, before anything is changed, if a state is missing, or is of another model or scheme.
     """
-    if hasattr(optimizer, "of_this_shard"):
-        states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
+    states = [state for state in states if all(int(state.get(key, -1)) == held.get(key, -1) for key in SHARD)]
     number, count = feedback.communicator.rank, feedback.communicator.world_size
-    nodes = _by_node(held, states)
+    nodes = _by_node(states)
     readers = [_reader(optimizer, state) for state in nodes[0]]
     levels = len(nodes), len(readers)
     if feedback.compressor.state_of_ranks and levels != (count, feedback.place.get(RANKS_PER_NODE, 1)):
@@ -149,18 +147,16 @@ def redistribute(optimizer: "Holder", states: Sequence[State]) -> None:
     for name, dense in left.items():
         feedback.add_to_residual(dense, name, step)
     feedback.end_step(step)
-    for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
-        velocity.copy_(velocities[name])
+    for name, velocity in velocities.items():
+        held[name].copy_(velocity)
     feedback.states.load(first)
     optimizer.start_at(step)
 
 
-def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
-    """Return the states of each node, ordered by place, all of one job and step; with one level, a rank is a node.
-    `held`: what a state of this model looks like."""
-    for state in states:
-        if not {"rank", "world_size", "steps"} <= state.keys():
-            check_state(held, state)
+def _by_node(states: Sequence[State]) -> list[list[State]]:
+    """Return the states of each node, ordered by place, all of one job and step; with one level, a rank is a node."""
+    if any(not {"rank", "world_size", "steps"} <= state.keys() for state in states):
+        raise ConfigError("states: one is no residual_state_dict(); give what each rank of the job saved by that")
     ordered = sorted(states, key=lambda state: (int(state.get("node", state["rank"])), int(state.get("place", 0))))
     kinds = {(int(one["world_size"]), int(one["steps"]), int(one.get(RANKS_PER_NODE, 1))) for one in ordered}
     ranks = sorted(int(state["rank"]) for state in ordered)
@@ -168,7 +164,7 @@ def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
         given = [f"{_in_words(state)} at step {int(state['steps'])}" for state in ordered]
         raise ConfigError(
             f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step; give what each of "
-            "its ranks saved in the same step"
+            "its ranks saved in the same step (under FSDP2, in as many shards: slices are not cut anew)"
         )
     size = kinds.pop()[2]
     return [ordered[first : first + size] for first in range(0, len(ordered), size)]
@@ -178,11 +174,10 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
     """Return the factor by which rank `rank` of `world_size` gets the residual of rank `source` of `sources`."""
     if source % world_size != rank % sources:
         return 0.0
-    heirs = len(range(source % world_size, world_size, sources))
-    return world_size / sources / heirs
+    return world_size / sources / len(range(source % world_size, world_size, sources))  # its heirs
 
 
-def _reader(optimizer: "Holder", state: State) -> "ErrorFeedback":
+def _reader(optimizer: "Resumable", state: State) -> "ErrorFeedback":
     """Return a pipeline that can load `state`, for the rank that saved it."""
     reader = optimizer.feedback.reader(_place_of(state))
     for slot in optimizer.slots:
@@ -200,7 +195,7 @@ def _like(slot: "Slot", reader: "ErrorFeedback") -> Tensor:
 
 
 def _left_over(
-    optimizer: "Holder",
+    optimizer: "Resumable",
     readers: Sequence["ErrorFeedback"],
     nodes: Sequence[Sequence[State]],
     shares: Mapping[int, float],
@@ -208,10 +203,6 @@ def _left_over(
     """Return this rank's part of residuals, dense, and of velocities, summed over the nodes that it has `shares` of."""
     left: dict[str, Tensor] = {}
     velocities: dict[str, Tensor] = {}
-
-    def add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-        sums[name] = value if name not in sums else sums[name].add_(value)
-
     for source, share in shares.items():
         for reader, state in zip(readers, nodes[source], strict=True):
             reader.place = _place_of(state)
@@ -221,10 +212,10 @@ def _left_over(
             if optimizer.feedback.keeps_residual(name):
                 zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
                 parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
-                add(left, name, _own(slot, parts) * share)
+                left[name] = _own(slot, parts).mul(share).add_(left.get(name, 0))
             if optimizer.feedback.momentum is not None:
-                parts = [one.momentum.tensors()[key] for one in readers if one.momentum is not None]
-                add(velocities, key, _own(slot, parts) * share)
+                parts = [state[key].to(slot.parameter.device) for state in nodes[source]]
+                velocities[key] = _own(slot, parts).mul(share).add_(velocities.get(key, 0))
     return left, velocities
 
 

@@ -19,7 +19,7 @@ class Listed:
 
     target: str
     """The class of the compressor, as "module:Class"."""
-    selects: bool
+    selects: bool = False
     """Whether it selects a share of the elements, the density; otherwise it ignores the density."""
     corrects_momentum: bool = False
     """Whether it replaces the optimizer's momentum, which must then be 0."""
@@ -30,10 +30,10 @@ class Listed:
 
 
 COMPRESSORS = {
-    "none": Listed("resireduce.compressors.base:NoCompression", selects=False),
+    "none": Listed("resireduce.compressors.base:NoCompression"),
     "topk": Listed("resireduce.compressors.topk:TopK", selects=True),
     "randomk": Listed("resireduce.compressors.topk:RandomK", selects=True),
-    "threshold": Listed("resireduce.compressors.thresholds:Threshold", selects=False),
+    "threshold": Listed("resireduce.compressors.thresholds:Threshold"),
     "dgc": Listed("resireduce.compressors.dgc:DGC", selects=True),
     "dgc-simple": Listed("resireduce.compressors.dgc:DGCSimple", selects=True),
     "dgc-momentum": Listed("resireduce.compressors.dgc:DGCMomentum", selects=True, corrects_momentum=True),
@@ -43,9 +43,9 @@ COMPRESSORS = {
     "sidco-exp": Listed("resireduce.compressors.thresholds:SIDCo", selects=True),
     "sidco-gp": Listed("resireduce.compressors.thresholds:SIDCoPareto", selects=True),
     "sidco-gamma": Listed("resireduce.compressors.thresholds:SIDCoGamma", selects=True),
-    "fp16": Listed("resireduce.compressors.quantized:Fp16", selects=False),
-    "qsgd": Listed("resireduce.compressors.quantized:QSGD", selects=False),
-    "qsgd-max": Listed("resireduce.compressors.quantized:QSGDMax", selects=False),
+    "fp16": Listed("resireduce.compressors.quantized:Fp16"),
+    "qsgd": Listed("resireduce.compressors.quantized:QSGD"),
+    "qsgd-max": Listed("resireduce.compressors.quantized:QSGDMax"),
     "adtopk": Listed("resireduce.compressors.adtopk:ADTopK", selects=True),
     "adtopk-interleaved": Listed("resireduce.compressors.adtopk:ADTopKInterleaved", selects=True),
     "adtopk-threshold": Listed("resireduce.compressors.adtopk:ADTopKThreshold", selects=True),
@@ -53,25 +53,19 @@ COMPRESSORS = {
     "chunked": Listed("resireduce.compressors.chunked:Chunked", selects=True),
     "topk+packed": Listed("resireduce.compressors.packed:Packed", selects=True),
     "dgc+packed": Listed("resireduce.compressors.packed:PackedDGC", selects=True),
-    "signsgd": Listed("resireduce.compressors.signs:SignSGD", selects=False),
-    "signum": Listed("resireduce.compressors.signs:Signum", selects=False, corrects_momentum=True),
-    "ef-signsgd": Listed("resireduce.compressors.signs:EFSignSGD", selects=False),
-    "onebit": Listed("resireduce.compressors.signs:OneBit", selects=False),
-    "terngrad": Listed("resireduce.compressors.quantized:TernGrad", selects=False),
-    "natural": Listed("resireduce.compressors.quantized:Natural", selects=False),
-    "block8": Listed("resireduce.compressors.quantized:Block8", selects=False),
-    "block4": Listed("resireduce.compressors.quantized:Block4", selects=False),
-    "fp8": Listed("resireduce.compressors.quantized:Fp8", selects=False),
-    "block8-two-phase": Listed(
-        "resireduce.compressors.two_phase:Block8TwoPhase", selects=False, in_rounds=True, rounds_merge=True
-    ),
-    "block4-two-phase": Listed(
-        "resireduce.compressors.two_phase:Block4TwoPhase", selects=False, in_rounds=True, rounds_merge=True
-    ),
-    "fp8-two-phase": Listed(
-        "resireduce.compressors.two_phase:Fp8TwoPhase", selects=False, in_rounds=True, rounds_merge=True
-    ),
-    "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False, in_rounds=True),
+    "signsgd": Listed("resireduce.compressors.signs:SignSGD"),
+    "signum": Listed("resireduce.compressors.signs:Signum", corrects_momentum=True),
+    "ef-signsgd": Listed("resireduce.compressors.signs:EFSignSGD"),
+    "onebit": Listed("resireduce.compressors.signs:OneBit"),
+    "terngrad": Listed("resireduce.compressors.quantized:TernGrad"),
+    "natural": Listed("resireduce.compressors.quantized:Natural"),
+    "block8": Listed("resireduce.compressors.quantized:Block8"),
+    "block4": Listed("resireduce.compressors.quantized:Block4"),
+    "fp8": Listed("resireduce.compressors.quantized:Fp8"),
+    "block8-two-phase": Listed("resireduce.compressors.two_phase:Block8TwoPhase", in_rounds=True, rounds_merge=True),
+    "block4-two-phase": Listed("resireduce.compressors.two_phase:Block4TwoPhase", in_rounds=True, rounds_merge=True),
+    "fp8-two-phase": Listed("resireduce.compressors.two_phase:Fp8TwoPhase", in_rounds=True, rounds_merge=True),
+    "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", in_rounds=True),
     "l1-chunks": Listed("resireduce.compressors.chunked:L1Chunks", selects=True, in_rounds=True),
     "ok-topk": Listed("resireduce.contrib.oktopk:OkTopK", selects=True, in_rounds=True),
 }
@@ -128,8 +122,6 @@ BACKENDS = {
 RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
 """Precisions in which residuals can be stored, by name."""
 
-RESIDUAL_DEVICES = ("cpu",)
-
 
 def load(target: "str | type[Residual]") -> Any:
     """Return the object that `target`, "package.module:name", names; a class is returned as it is."""
@@ -137,6 +129,14 @@ def load(target: "str | type[Residual]") -> Any:
         return target
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
+
+
+def load_given(field: str, target: str, cure: str = "give module:callable") -> Any:
+    """Return what `target` names, which a user has given as `field`. Raises ConfigError if it cannot be loaded."""
+    try:
+        return load(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{field}: {target!r} cannot be loaded: {type(error).__name__}: {error}; {cure}") from error
 
 
 def build_compressor(name: str, density: float | Callable[[int], float]) -> "Compressor":
@@ -174,16 +174,13 @@ def build_residual(
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
     if device is not None:
-        choose("residual_device", device, RESIDUAL_DEVICES)
-    classes = {kind: load(kind) for kind in dict.fromkeys((kinds.grouped, kinds.specific, kinds.other))}
-    if options is not None and not isinstance(options, Mapping):
-        raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
-    known = {kind: options_of(residual) for kind, residual in classes.items()}
-    for option in options or {}:
+        choose("residual_device", device, ("cpu",))
+    chosen = [load(kind) for kind in (kinds.grouped, kinds.specific, kinds.other)]
+    known = {residual: options_of(residual) for residual in chosen}
+    options = options or {}
+    for option in options:
         choose(f"options of scheme {scheme!r}", option, set().union(*known.values()))
-    own = {kind: {name: value for name, value in (options or {}).items() if name in known[kind]} for kind in known}
-    residuals = {
-        kind: residual(grouping=grouping, dtype=dtype, rank=rank, device=device, **own[kind])
-        for kind, residual in classes.items()
-    }
-    return Residuals(grouping, residuals[kinds.grouped], residuals[kinds.specific], residuals[kinds.other])
+    common = {"grouping": grouping, "dtype": dtype, "rank": rank, "device": device}
+    own = {one: {name: options[name] for name in known[one] if name in options} for one in known}
+    made = {residual: residual(**common, **own[residual]) for residual in known}
+    return Residuals(grouping, *(made[residual] for residual in chosen))

@@ -4,7 +4,7 @@ Imports no torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from resireduce.scheme import COMPRESSORS
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping
     from resireduce.scheme import Scheme
 
-OWN = {"own": True}
-"""Marks a field that may differ between ranks, or that another field covers."""
+OWN = ("density", "backend", "group")
+"""Fields that may differ between ranks, or that another field covers: the compressor has the density."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Settings:
     """What a user chooses besides model and optimizer; `resireduce.distribute` documents each setting.
 
     Each field is a keyword of `distribute`, in the same order and with the same default, which a test compares. All
-    ranks must have the same values, except in fields marked OWN.
+    ranks must have the same values, except in those of OWN.
     """
 
     scheme: "str | Scheme" = "w+2d"
     compressor: "str | Compressor" = "topk"
-    density: float | Callable[[int], float] = field(default=0.01, metadata=OWN)  # the compressor has it
-    backend: "str | Communicator" = field(default="torch", metadata=OWN)
+    density: float | Callable[[int], float] = 0.01
+    backend: "str | Communicator" = "torch"
     groups: "str | Grouping | Mapping[str, object]" = "auto"
     gradients: str = "streamed"
     residual_dtype: str | None = None
@@ -45,7 +45,7 @@ class Settings:
     grad_scaler: "GradScaler | None" = None
     residual_device: str | None = None
     update: str = "in_step"
-    group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
+    group: "dist.ProcessGroup | None" = None
     warm_up_steps: int = 0
     hierarchy: str | Sequence[Sequence[int]] = "flat"
     merge: int | str | Sequence[Sequence[str]] | None = None
@@ -68,7 +68,9 @@ class Settings:
     @property
     def changes_density(self) -> bool:
         """Whether the share of elements that is sent follows from the number of the step."""
-        listed = COMPRESSORS.get(self.compressor) if isinstance(self.compressor, str) else None
+        if not isinstance(self.compressor, str):
+            return callable(self.density) and "density" in getattr(self.compressor, "__dataclass_fields__", ())
+        listed = COMPRESSORS.get(self.compressor)
         return callable(self.density) and listed is not None and listed.selects
 
     @property
@@ -78,8 +80,7 @@ class Settings:
 
     def agreed(self, **found: object) -> dict[str, object]:
         """Return the values that must be equal on all ranks, by field; `found` replaces the names that were given."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("own")}
-        clear: dict[str, object] = {"options": dict(self.options or {})}
-        clear["density"] = "by step" if self.changes_density else "fixed"  # the compressor has the number
-        named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
-        return {"dense": named["dense"]} | named  # first, since groups that differ follow from it
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in OWN}
+        given["density"] = "by step" if self.changes_density else "fixed"  # the compressor has the number
+        given |= {"options": dict(self.options or {}), "grad_scaler": type(self.grad_scaler).__name__} | found
+        return {"dense": given["dense"]} | given  # first, since groups that differ follow from it

@@ -1,12 +1,11 @@
 """What ranks agree on at the start, and what they are given by rank 0."""
 
-import pickle
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+import io
+from collections.abc import Iterable, Mapping
 from functools import cache
 from inspect import signature
 from numbers import Number
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,72 +13,83 @@ from torch import Tensor, nn
 from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
+from resireduce.pieces import is_host
 
 # --- The agreement of ranks: all must have the same settings, model and optimizer, or an error is raised on all ---
 
 
 STEP = "number of the step, as load_residual_state_dict() or start_at() has set it"
 """A field for `agree`: random choices that ranks share follow from it."""
+HELD = (
+    "optimizer: ranks hold the state of different parameters, and all are given that of rank 0 (load the same "
+    "checkpoint on all ranks, or on rank 0 alone; or, if each rank is to hold the state of other parameters, set "
+    "optimizer.state_differs_by_rank = True, so that each keeps its own); that of "
+)
+"""Begins a field for each parameter whose state is held."""
+VALUES = (Number, str, bytes, Tensor, torch.dtype, type(None))
+"""What an optimizer's options and states may hold, also in dicts, lists and tuples, to be sent to other ranks."""
 
 
-def check_agreement(
-    settings: Mapping[str, object],
-    tensors: Mapping[str, Tensor],
-    communicator: Communicator,
-    beside: Communicator | None = None,
-) -> None:
-    """Raise ConfigError on all ranks, also those `beside`, if any has other `settings`, or trains other `tensors`, than
-    rank 0."""
-    if communicator.world_size == 1:
-        return
-    mine = {f"parameter {name}": _kind(tensor) for name, tensor in tensors.items()}
-    agree(mine | {key: as_text(value) for key, value in settings.items()}, communicator, beside=beside)
+def agree(table: Mapping[str, object], communicator: Communicator, beside: Communicator | None = None) -> None:
+    """Raise ConfigError on all ranks, also those `beside`, if any value that one has in `table`, by field, differs from
+    rank 0's."""
+    mine = {field: as_text(value) for field, value in table.items()}
+    first = broadcast_object(mine, communicator)
+    different = [field for field in first | mine if mine.get(field) != first.get(field)]
+    count = torch.tensor([len(different)], device=communicator.control_device)
+    for ranks in (communicator,) if beside is None else (communicator, beside):
+        ranks.all_reduce(count, "resireduce.start.agreement").wait()
+    if different:
+        here, there = (texts.get(different[0]) for texts in (mine, first))
+        raise ConfigError(
+            f"{different[0]}: {here} on rank {communicator.rank}, {there} on rank 0; give all ranks the same"
+        )
+    if int(count):
+        raise ConfigError("settings or model differ between ranks: another rank says which; give all ranks the same")
+
+
+def as_text(value: object) -> str:
+    """Return `value` as text that is equal in every process, without the address or the device that a `repr` may
+    contain."""
+    text = str(private.tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, value))
+    return f"a {getattr(value, '__qualname__', type(value).__qualname__)}" if " at 0x" in text else text
+
+
+def kinds(tensors: Iterable[tuple[str, Tensor]], of: str = "parameter") -> dict[str, str]:
+    """Return a table for `agree`: what each of the named `tensors` is, in their order."""
+    return {f"{of} number {number}": f"{name} {_kind(tensor)}" for number, (name, tensor) in enumerate(tensors)}
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if optimizers, torch's options of them, or tensors or their order differ.
+    """Raise ConfigError on all ranks if models or optimizers differ: in their tensors or the order of these, in torch's
+    options, or in which parameters they hold the state of.
 
-    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options may differ if this rank's
-    optimizer has no state and rank 0's has one: then a checkpoint was loaded there, and not here. What torch's
-    optimizers do not have, as the number of a rank, may differ too. Raises it also if a rank holds state of other
-    parameters than rank 0, unless the optimizer says `state_differs_by_rank = True`.
+    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options and states may if this rank
+    has no state and rank 0 has one: then a checkpoint was loaded there, and not here. So may what torch's optimizers do
+    not have, as the number of a rank, and states where the optimizer says `state_differs_by_rank = True`.
     """
-    if communicator.world_size == 1:
-        return
     module = type(optimizer).__module__.replace("__mp_main__", "__main__")  # the script, where multiprocessing runs it
-    mine = {"class of the optimizer": f"{module}.{type(optimizer).__qualname__}"}
+    table: dict[str, object] = {"class of the optimizer": f"{module}.{type(optimizer).__qualname__}"}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    options = {}
+    loaded: dict[str, str] = {}
     for number, group in enumerate(optimizer.param_groups):
         for option in sorted(group.keys() & torchs_options()):
-            options[f"option {option} of parameter group {number}"] = as_text(group[option])
+            loaded[f"option {option} of parameter group {number}"] = as_text(group[option])
         held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
-        mine[f"parameters of group {number}"] = ", ".join(held)
-    mine["the optimizer's state_differs_by_rank"] = str(state_differs_by_rank(optimizer))
-    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-        for place, (name, tensor) in enumerate(tensors):
-            mine[f"{kind} number {place}"] = f"{name} {_kind(tensor)}"
-    is_shared = not state_differs_by_rank(optimizer)
-    was_loaded = broadcast_object(bool(optimizer.state), communicator) and not optimizer.state and is_shared
-    agree(mine | options, communicator, options if was_loaded else ())
-    if is_shared:
-        _check_state([names.get(id(one), "") for one in optimizer.state if isinstance(one, Tensor)], communicator)
-
-
-def _check_state(held: Sequence[str], communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if one holds state of other parameters, named `held`, than rank 0; it may hold
-    none, as where a checkpoint was loaded on rank 0 alone."""
-    theirs = broadcast_object(list(held), communicator)
-    different = set(held) ^ set(theirs) if held else set()
-    count = torch.tensor([len(different)], device=communicator.control_device)
-    communicator.all_reduce(count, "resireduce.start.state").wait()
-    if int(count):
-        here = f"only one of ranks 0 and {communicator.rank} has it of {min(different)!r}" if different else "not here"
-        raise ConfigError(
-            f"optimizer: ranks hold the state of different parameters ({here}), and all are given that of rank 0: "
-            "load the same checkpoint on all ranks, or on rank 0 alone; or, if each rank is to hold the state of other "
-            "parameters, set optimizer.state_differs_by_rank = True, so that each keeps its own"
-        )
+        table[f"parameters of group {number}"] = ", ".join(held)
+    table["the optimizer's state_differs_by_rank"] = differs = state_differs_by_rank(optimizer)
+    for key in () if differs else optimizer.state:
+        name = names.get(id(key), "no parameter of the model") if isinstance(key, Tensor) else as_text(key)
+        loaded[HELD + name] = "there"
+    theirs = broadcast_object(loaded if optimizer.state and not differs else None, communicator)
+    if theirs is not None and not optimizer.state:
+        loaded = theirs
+    table |= kinds(model.named_parameters()) | kinds(model.named_buffers(), "buffer")
+    agree(table | loaded, communicator)
 
 
 def state_differs_by_rank(optimizer: torch.optim.Optimizer) -> bool:
@@ -90,65 +100,32 @@ def state_differs_by_rank(optimizer: torch.optim.Optimizer) -> bool:
 @cache
 def torchs_options() -> frozenset[str]:
     """Return the names of the options of torch's own optimizers, and of what its schedulers add."""
-    kinds = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
-    kinds = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer]
-    names = {name for kind in kinds for name in signature(kind).parameters} - {"params"}
+    classes = [one for one in vars(torch.optim).values() if isinstance(one, type)]
+    optimizers = [one for one in classes if issubclass(one, torch.optim.Optimizer)]
+    names = {name for one in optimizers for name in signature(one).parameters} - {"params", "defaults"}
     return frozenset(names | {"initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum"})
 
 
 def is_value(one: object) -> bool:
     """Whether `one` is a value, or made of values and tensors: other objects, as locks or process groups, refer to
     something of this process."""
-    if isinstance(one, dict):
-        return all(is_value(key) and is_value(value) for key, value in one.items())
-    if isinstance(one, list | tuple | set | frozenset | deque):
-        return all(map(is_value, one))
-    return one is None or isinstance(one, Number | str | bytes | Tensor | torch.dtype)
-
-
-def agree(
-    mine: Mapping[str, str],
-    communicator: Communicator,
-    except_for: Iterable[str] = (),
-    beside: Communicator | None = None,
-) -> None:
-    """Raise ConfigError on all ranks, also those `beside`, if any value that one has in `mine`, by field, differs from
-    rank 0's."""
-    first = broadcast_object(dict(mine), communicator)
-    different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]
-    count = torch.tensor([len(different)], device=communicator.control_device)
-    for ranks in (communicator,) if beside is None else (communicator, beside):
-        ranks.all_reduce(count, "resireduce.start.agreement").wait()
-    if different:
-        key = different[0]
-        raise ConfigError(
-            f"{key}: {mine.get(key)} on rank {communicator.rank}, {first.get(key)} on rank 0; give all ranks the same"
-        )
-    if int(count):
-        raise ConfigError("settings or model differ between ranks: another rank says which; give all ranks the same")
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
-
-
-def as_text(value: object) -> str:
-    """Return `value` as text that is equal in every process, without the address that a `repr` may contain."""
-    if isinstance(value, Tensor):
-        return f"{value.tolist()}" if value.numel() <= 16 else _kind(value)
-    text = repr(value)
-    return f"a {getattr(value, '__qualname__', type(value).__qualname__)}" if " at 0x" in text else text
+    leaves = private.tree_leaves(one)
+    return all(is_value([*leaf]) if isinstance(leaf, set | frozenset) else isinstance(leaf, VALUES) for leaf in leaves)
 
 
 def broadcast_object(value: Any, communicator: Communicator) -> Any:
-    """Return rank 0's `value`, sent over `communicator` as a pickle: a rank trusts the others of its job."""
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(communicator.control_device)
-    size = torch.tensor([data.numel()], device=communicator.control_device)
+    """Return rank 0's `value`, sent over `communicator` as by torch.save: a rank trusts the others of its job."""
+    if communicator.world_size == 1:
+        return value
+    file = io.BytesIO()
+    if communicator.rank == 0:
+        torch.save(value, file)
+    size = torch.tensor([file.tell()], device=communicator.control_device)
     communicator.broadcast_(size, "resireduce.start.size")
-    if communicator.rank != 0:
-        data = torch.empty(int(size), dtype=torch.uint8, device=communicator.control_device)
-    communicator.broadcast_(data, "resireduce.start.layout")
-    return value if communicator.rank == 0 else pickle.loads(data.cpu().numpy().tobytes())
+    file = file if communicator.rank == 0 else io.BytesIO(bytes(int(size)))
+    memory = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    memory.copy_(communicator.broadcast_(memory.to(communicator.control_device), "resireduce.start.object"))
+    return value if communicator.rank == 0 else torch.load(file, weights_only=False)
 
 
 # --- What all ranks start from: rank 0's parameters, buffers and optimizer state ---
@@ -166,91 +143,57 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
 
 
 def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
-    """Overwrite `tensor` with rank 0's, as bytes of whatever dtype, through a contiguous copy on a device that the
-    communicator can reach if needed. A tensor that wraps others is overwritten one inner tensor after the other."""
+    """Overwrite `tensor` with rank 0's, as bytes of whatever dtype; if it wraps others, each of these."""
     if private.is_wrapper(tensor):
         for inner in tensor.__tensor_flatten__()[0]:
             _overwrite(getattr(tensor, inner), f"{name}.{inner}", communicator)
-        return
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        theirs = broadcast_object(tensor.cpu(), communicator)
-        tensor.copy_(theirs.to(tensor.device))
-        return
-    tensor = tensor.detach()
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if stride == 0 and size > 1:  # expanded: the same element, seen several times
-            tensor = tensor.narrow(dim, 0, 1)
-    reachable = tensor.to(communicator.control_device) if tensor.device.type == "cpu" else tensor
-    if not reachable.is_contiguous() or 0 in reachable.stride():  # with one element, a stride of 0 counts as contiguous
-        reachable = torch.empty(reachable.shape, dtype=reachable.dtype, device=reachable.device).copy_(reachable)
-    if reachable.numel():
-        communicator.broadcast_(reachable.view(-1).view(torch.uint8), name)
-    if reachable.data_ptr() != tensor.data_ptr():
-        tensor.copy_(reachable)
+    elif tensor.layout != torch.strided or tensor.is_quantized:
+        tensor.copy_(broadcast_object(tensor.cpu(), communicator).to(tensor.device))
+    elif tensor.numel():
+        own = tensor.detach()[tuple(slice(None) if stride else 0 for stride in tensor.stride())]  # each element once
+        near = (own.to(communicator.control_device) if own.is_cpu else own).contiguous()
+        communicator.broadcast_(near.view(-1).view(torch.uint8), name)
+        if near is not own:
+            own.copy_(near)
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Overwrite the state, one parameter after the other, with rank 0's, and options where that alone has a state, as
-    from a checkpoint.
-
-    Only values and tensors are sent; other objects stay as they are.
-    """
-    groups, held = optimizer.param_groups, optimizer.state
-    options = [
-        {key: one.detach().cpu() if isinstance(one, Tensor) else one for key, one in group.items() if is_value(one)}
-        for group in ({key: one for key, one in group.items() if key != "params"} for group in groups)
-    ]
-    beside = {key: one for key, one in held.items() if not isinstance(key, Tensor) and is_value([key, one])}
+    """Overwrite the state, one parameter after the other, with rank 0's, and options where that alone has a state."""
+    groups, state = optimizer.param_groups, optimizer.state
     parameters = [parameter for group in groups for parameter in group["params"]]
-    is_there, options, beside = broadcast_object((bool(held), options, beside), communicator)
-    for group, values in zip(groups, options, strict=True) if is_there and not held else ():
-        for key, value in values.items():
-            if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):
-                group[key].copy_(value)
-            else:
-                group[key] = value
-    for parameter in parameters:
-        mine = held.get(parameter, {})
-        mine = mine if isinstance(mine, Mapping) else {None: mine}
-        values = {key: one for key, one in mine.items() if is_value(one)}
-        theirs = _sent(values, parameter.device, communicator) if is_there else {}
-        if found := {key: one for key, one in mine.items() if key not in values} | theirs:
-            held[parameter] = found.get(None, found)
-        else:
-            held.pop(parameter, None)
-    for key in [key for key, one in held.items() if not isinstance(key, Tensor) and is_value([key, one])]:
-        del held[key]
-    held.update(beside)
+    sent = {key for key, one in state.items() if isinstance(one, dict) or is_value(one)}  # the rest stays where it is
+    held = [number for number, parameter in enumerate(parameters) if parameter in sent]
+    others = [key for key in state if key in sent and not isinstance(key, Tensor) and is_value(key)]
+    held, others = broadcast_object((held, others), communicator)
+    takes_options = (held or others) and not state
+    for group in groups:
+        options = {key: one for key, one in group.items() if key != "params"}
+        theirs = _sent(options, torch.device("cpu"), communicator)
+        if takes_options:
+            group.update(_merged(options, theirs))
+    for key in [*(parameters[number] for number in held), *others]:
+        mine, device = state.get(key), (key if isinstance(key, Tensor) else parameters[0]).device
+        theirs = _sent(mine, device, communicator)
+        if communicator.rank != 0:
+            state[key] = _merged(mine, theirs)
 
 
-def _sent(values: dict[Any, Any], device: torch.device, communicator: Communicator) -> dict[Any, Any]:
-    """Return rank 0's `values`: plain tensors in the memory of those here that are like them, or in new memory on
-    `device` or the host's, as there; the rest comes as objects."""
-    plain = {key: _layout(one) for key, one in values.items() if _is_plain(one)}
-    rest = {key: one for key, one in values.items() if key not in plain}
-    moved = [key for key, one in rest.items() if isinstance(one, Tensor) and not one.is_cpu and not one.is_meta]
-    cloned = private.tree_map(_on_host, rest)  # else the whole storage of a view would be sent
-    order, plain, cloned, moved = broadcast_object(([*values], plain, cloned, moved), communicator)
-    for key, layout in plain.items():
-        held = values.get(key)
-        if not _is_plain(held) or _layout(held) != layout:
-            shape, stride, dtype, is_cpu = layout
-            values[key] = torch.empty_strided(shape, stride, dtype=dtype, device="cpu" if is_cpu else device)
-        _overwrite(values[key], f"resireduce.start.state.{key}", communicator)
-    if communicator.rank != 0:
-        values |= {key: one.to(device) if key in moved else one for key, one in cloned.items()}
-    return {key: values[key] for key in order}
+def _sent(mine: Any, device: torch.device, communicator: Communicator) -> Any:
+    """Return rank 0's `mine`, of a dict only what is a value; tensors are on `device`, or on the host as there."""
+    mine = mine if communicator.rank == 0 else None
+    mine = {key: one for key, one in mine.items() if is_value(one)} if isinstance(mine, dict) else mine
+    copies = private.tree_map(  # of a view the whole storage would be sent
+        lambda one: one.detach().cpu().clone() if isinstance(one, Tensor) and not one.is_meta else one, mine
+    )
+    is_away = private.tree_map(lambda one: isinstance(one, Tensor) and not is_host(one), mine)
+    copies, is_away = broadcast_object((copies, is_away), communicator)
+    return private.tree_map(lambda one, away: one.to(device) if away else one, copies, is_away)
 
 
-def _is_plain(one: object) -> TypeGuard[Tensor]:
-    """Whether `one` is a tensor that is overwritten as bytes, whatever it holds."""
-    is_strided = isinstance(one, Tensor) and one.layout == torch.strided and not (one.is_quantized or one.is_meta)
-    return is_strided and not private.is_wrapper(one)
-
-
-def _layout(one: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype, bool]:
-    return one.shape, one.stride(), one.dtype, one.is_cpu
-
-
-def _on_host(one: Any) -> Any:
-    return one.detach().cpu().clone() if isinstance(one, Tensor) and not one.is_meta else one
+def _merged(mine: Any, theirs: Any) -> Any:
+    """Return `theirs`, in the memory of tensors of `mine` that are alike, beside what is no value in `mine`."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        own = {key: one for key, one in mine.items() if not is_value(one)}
+        return own | {key: _merged(mine.get(key), one) for key, one in theirs.items()}
+    are_alike = isinstance(mine, Tensor) and isinstance(theirs, Tensor) and _kind(mine) == _kind(theirs)
+    return mine.copy_(theirs) if are_alike and 0 not in mine.stride() else theirs  # else its elements share memory

@@ -1,16 +1,17 @@
 """Watchers, each of which notices one kind of mistake, and what is refused while a step is under way."""
 
-import gc
 import hashlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce import private
@@ -18,18 +19,15 @@ from resireduce.errors import UsageError, caller, warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
 
-OWNERS = WeakTensorKeyDictionary()
-"""For each distributed parameter, a weak reference to the owner, which takes its gradients."""
+if TYPE_CHECKING:
+    from resireduce.core.bucket import Slot
+
+DISTRIBUTED = WeakTensorKeyDictionary()
+"""Has each parameter whose gradients an optimizer of the library averages that is in use."""
 
 
 class Watcher:
     """Notices one kind of mistake: it raises, or warns, at one of these moments. Most watchers need few of them."""
-
-    def after_gradient(self, parameter: Tensor) -> None:
-        """Look when autograd has finished a kept gradient, that of `parameter`."""
-
-    def after_backward(self) -> None:
-        """Look at the end of a backward pass in which gradients are sent, before anybody clears others."""
 
     def before_step(self) -> None:
         """Look before anything of a step is done, which can then still be refused."""
@@ -40,29 +38,10 @@ class Watcher:
     def note_residuals(self) -> None:
         """Note that residuals were loaded, or that a step was named at which to continue."""
 
-    def end(self) -> None:
-        """Stop watching."""
-
-
-def watchers_of(
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    residual: Residuals,
-    streamed: bool,
-    world_size: int,
-) -> list[Watcher]:
-    """Return what watches `optimizer`, which trains `parameters` of `model`, by name, with errors in `residual`."""
-    found: list[Watcher] = [Outside(model, parameters, wrapped=optimizer), Resumed(optimizer, residual=residual)]
-    if streamed:
-        return [*found, Around(optimizer)]
-    return [*found, Bypassed(parameters.values())] if world_size > 1 else found
-
 
 def is_distributed(parameter: Tensor) -> bool:
     """Whether an optimizer of the library that is in use averages the gradients of `parameter`."""
-    owner = OWNERS.get(parameter)
-    return owner is not None and owner() is not None
+    return parameter in DISTRIBUTED
 
 
 # --- Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure ---
@@ -92,9 +71,7 @@ class StepGuard:
 def refuse_compiled_autograd() -> None:
     """Raise UsageError within a backward pass that compiled autograd runs. Its module is there only if it is in use."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    if compiled is None:
-        return
-    if getattr(compiled, "compiled_autograd_enabled", False) or getattr(compiled, "in_compiled_autograd_region", False):
+    if any(getattr(compiled, name, False) for name in ("compiled_autograd_enabled", "in_compiled_autograd_region")):
         raise UsageError(COMPILED_AUTOGRAD)
 
 
@@ -116,92 +93,80 @@ def refuse_fork(process: int) -> None:
         )
 
 
-# --- What a step leaves out: parameters that no optimizer averages ---
+# --- Steps of other optimizers, by gradients that are not averaged ---
 
 
-FIRST_LOOKS, INTERVAL = 16, 61
-"""The model is checked at each of the first FIRST_LOOKS steps, and then at every INTERVAL-th, an odd number: so both
-phases of training that alternates are seen."""
 NOT_HELD = (
     "not by the optimizer given to resireduce.distribute(...), so that each rank has its own gradient of it: "
     "distribute the optimizer that holds it too, or average it yourself"
 )
+BYPASSED = (
+    "another optimizer takes a step with parameters whose gradients step() of what resireduce.distribute(...) returned "
+    "would average: it uses those of this rank alone, and ranks differ. Call the step() of the returned one, or "
+    "distribute the other. If they are the same on all ranks again when that takes its step, as after local steps that "
+    "an outer optimizer averages, nothing is wrong"
+)
 
 
-class Outside(Watcher):
-    """Watches for trained parameters of `model` that are not among `held`, given by name, and so are not averaged.
+class OtherSteps(Watcher):
+    """Warns if an optimizer takes a step by gradients of this rank alone.
 
-    Parameters may be unfrozen, and layers added or replaced, at any time. A gradient that is there at the start, as an
-    average of an earlier stage, counts only once something is added to it. Steps of other optimizers than `wrapped` are
-    looked at, too: they may train a phase of their own, as an adapter that was added later. `reason`, for the warning,
-    says why there is no average, and the cure.
+    So it is with parameters of `model` that are not among `held`, as they may be unfrozen, added or replaced at any
+    time: `reason` says why nobody averages them, and the cure. So it is also with kept gradients, those of `slots`,
+    until `step()` has averaged them.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        held: Mapping[str, nn.Parameter],
-        reason: str = NOT_HELD,
-        wrapped: torch.optim.Optimizer | None = None,
-        passes_over: Callable[[str, Tensor], bool] = lambda name, parameter: False,
-    ):
-        self._model, self._reason, self._passes_over = weakref.ref(model), reason, passes_over
-        self._wrapped = None if wrapped is None else weakref.ref(wrapped)
-        self._held = {id(one) for one in held.values()}
-        self._told, self._before = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
-        self._looks, self._steps = 0, 0
-        after_steps(self)
-        for _, one in self._others(model):
-            if one.grad is not None and not is_distributed(one) and not one.grad.is_inference():
-                self._before[one] = weakref.ref(one.grad), one.grad._version
+    def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence["Slot"] = ()):
+        self._model, self._reason, self._slots = weakref.ref(model), reason, slots
+        self._held = {id(one) for one in held}
+        self._seen = WeakTensorKeyDictionary()  # has each other parameter that was looked for in the model
+        self._is_in_step = False
+        _FOLLOWERS[id(self)] = self
 
-    @torch.compiler.disable
-    def warn(self) -> None:
-        """Warn once about each that has a gradient now, unless another optimizer of the library averages it."""
-        self._looks += 1
-        model = self._model()
-        if model is not None and _is_due(self._looks):
-            self._tell({name: one for name, one in self._others(model) if self._has_new(one)})
+    def before_step(self) -> None:
+        """Note that whatever takes steps meanwhile does so for the step of the library."""
+        self._is_in_step = True
 
-    after_backward = before_step = warn
+    def after_step(self) -> None:
+        """Note that this step has been taken."""
+        self._is_in_step = False
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """After a step of `optimizer`: warn once about each parameter that it has trained, and that is not held. Those
-        within a backward pass, as hooks take them, are left to `warn`."""
-        model, is_wrapped = self._model(), self._wrapped is not None and self._wrapped() is optimizer
-        if model is None or is_wrapped or private.current_pass() >= 0:
-            return
-        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        if trained <= self._held:
-            return
-        self._steps += 1
-        if _is_due(self._steps):
-            self._tell({name: one for name, one in self._others(model) if id(one) in trained and self._has_new(one)})
+        """After a step of any `optimizer`: warn once about what it has trained by gradients of this rank alone."""
+        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        others = [one for one in trained if id(one) not in self._held]
+        has_own = not self._is_in_step and any(slot.made is not None for slot in self._slots)
+        if has_own and len(others) < len(trained):
+            self._slots = ()
+            warn(BYPASSED)
+        new = {id(one): one for one in others if self._is_new(one)}
+        self._seen.update(dict.fromkeys(new.values(), True))
+        model = self._model() if new else None
+        found = [] if model is None else [name for name, one in model.named_parameters() if id(one) in new]
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            warn(f"{found[0]!r}{more}: trained, but {self._reason}")
 
-    def _tell(self, new: Mapping[str, Tensor]) -> None:
-        """Warn about those of the `new` that no other optimizer of the library averages."""
-        found = {name: one for name, one in new.items() if not is_distributed(one) and one not in self._told}
-        if not found:
-            return
-        self._told.update(dict.fromkeys(found.values(), True))
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        warn(f"{next(iter(found))!r}{more}: trained, but {self._reason}")
-
-    def _others(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-        named = model.named_parameters()
-        return ((name, one) for name, one in named if id(one) not in self._held and not self._passes_over(name, one))
-
-    def _has_new(self, parameter: Tensor) -> bool:
-        """Whether `.grad` holds something that it did not hold at the start."""
-        before = self._before.get(parameter)
-        if before is None or parameter.grad is None:
-            return parameter.grad is not None
-        return before[0]() is not parameter.grad or before[1] != parameter.grad._version
+    def _is_new(self, parameter: Tensor) -> bool:
+        """Whether it has a gradient, for the first time, that neither the library nor FSDP averages."""
+        has_own = parameter.requires_grad and parameter.grad is not None and not hasattr(parameter, "placements")
+        return has_own and parameter not in self._seen and not is_distributed(parameter)
 
 
-def _is_due(count: int) -> bool:
-    """Whether the model is checked at the step of this number."""
-    return count <= FIRST_LOOKS or count % INTERVAL == 0
+_FOLLOWERS: weakref.WeakValueDictionary[int, OtherSteps] = weakref.WeakValueDictionary()
+"""Those that are told of each step of any optimizer, by their id."""
+
+
+@torch.compiler.disable
+def _tell(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for place in _FOLLOWERS.valuerefs():  # a list, as followers come and go in other threads
+        if (one := place()) is not None:
+            one.note_step(optimizer)
+
+
+# Once for all followers, and for good: torch goes through its hooks while another thread makes an optimizer, or while
+# garbage collection ends one, and a hook that then comes or goes would end that step with an error.
+register_optimizer_step_post_hook(_tell)
 
 
 # --- Optimizers around that of the library, which expect gradients after its step ---
@@ -235,139 +200,45 @@ class Around(Watcher):
             )
 
 
-# --- Parameters whose gradients the library averages, but that another optimizer updates before it does ---
-
-
-BYPASSED = (
-    "another optimizer takes a step with parameters whose gradients step() of what resireduce.distribute(...) returned "
-    "would average: it uses those of this rank alone, and ranks differ. Call the step() of the returned one, or "
-    "distribute the other. If they are the same on all ranks again when that takes its step, as after local steps that "
-    "an outer optimizer averages, nothing is wrong"
-)
-
-
-class Bypassed(Watcher):
-    """Warns once if another optimizer takes a step with some of `parameters`, whose gradients are not averaged yet."""
-
-    def __init__(self, parameters: Iterable[Tensor]):
-        self._held = {id(one) for one in parameters}
-        self._has_gradients = False
-        after_steps(self)
-
-    def after_gradient(self, parameter: Tensor) -> None:
-        """Note that there are gradients of this rank alone."""
-        self._has_gradients = True
-
-    def before_step(self) -> None:
-        """Note that they are averaged now; whatever takes steps meanwhile does so for the step of the library."""
-        self._has_gradients = False
-
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """After a step of `optimizer`: warn if it was by gradients of this rank alone."""
-        if self._has_gradients and any(
-            id(one) in self._held for group in optimizer.param_groups for one in group["params"]
-        ):
-            self._held.clear()
-            warn(BYPASSED)
-
-    end = before_step
-
-
 # --- Training without the distributed optimizer, which is gone ---
-#
-# And how other objects of a script are found or followed: all of a class, and the steps of all optimizers.
 
 
-TRAINED_ON = (
-    "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its gradients any "
-    "more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes its optimizer anew, "
-    "distribute that one too, in the function that makes it. If each rank is to train by itself, close() it before"
-)
-
-
-class Orphans:
-    """Warns once if a backward pass reaches one of `parameters`, whose distributed optimizer is gone."""
-
-    def __init__(self, parameters: Iterable[Tensor]):
-        trained = [one for one in parameters if one.requires_grad]
-        self._handles = [one.register_post_accumulate_grad_hook(self) for one in trained]
-
-    @torch.compiler.disable
-    def __call__(self, parameter: Tensor) -> None:
-        """Look at the first `parameter` that has a gradient."""
-        self.end()
-        warn(TRAINED_ON)
-
-    def end(self) -> None:
-        """Stop watching."""
-        for handle in self._handles:
-            handle.remove()
-
-
-def end_watch(parameters: Iterable[Tensor]) -> None:
-    """Stop watching `parameters`, which are averaged again."""
-    for parameter in parameters:
-        for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
-            if isinstance(hook, Orphans):
-                hook.end()
-
-
-def objects(kind: type) -> list[Any]:
-    """Return all objects of class `kind`, written in Python, in this process. They are found as those that refer to it:
-    a list of all objects would also hold tuples that other threads are still filling."""
-    kinds = {kind}
-    left = [kind]
-    while left:
-        more: set[type] = set(type.__subclasses__(left.pop())) - kinds
-        kinds |= more
-        left += more
-    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
-
-
-_FOLLOWERS: dict[int, weakref.ref[Any]] = {}
-"""Those that `_tell` calls, by their id."""
-
-
-def after_steps(follower: Any) -> Callable[[], object]:
-    """Have `note_step` of `follower` called after each step of any optimizer, until it is gone, or the returned
-    function is called. It is held weakly."""
-    _FOLLOWERS[id(follower)] = weakref.ref(follower)
-    end = weakref.finalize(follower, _FOLLOWERS.pop, id(follower), None)
-    end.atexit = False
-    return end
+def watch_orphans(parameters: Iterable[Tensor]) -> None:
+    """Have a warning given once if a backward pass reaches `parameters`, whose distributed optimizer is gone."""
+    handles: list[RemovableHandle] = []
+    warn_once = partial(_warn_of_loss, handles)
+    handles += [one.register_post_accumulate_grad_hook(warn_once) for one in parameters if one.requires_grad]
 
 
 @torch.compiler.disable
-def _tell(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    for place in tuple(_FOLLOWERS.values()):  # a copy, as followers come and go in other threads
-        if (one := place()) is not None:
-            one.note_step(optimizer)
-
-
-# Once for all followers, and for good: torch goes through its hooks while another thread makes an optimizer, or while
-# garbage collection ends one, and a hook that then comes or goes would end that step with an error.
-register_optimizer_step_post_hook(_tell)
+def _warn_of_loss(handles: Iterable[RemovableHandle], parameter: Tensor) -> None:
+    for handle in handles:
+        handle.remove()
+    if not is_distributed(parameter):  # by another optimizer since
+        warn(
+            "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
+            "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes "
+            "its optimizer anew, distribute that one too, in the function that makes it. If each rank is to train by "
+            "itself, close() it before"
+        )
 
 
 # --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
 
 
-FORGOTTEN = (
-    "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left by steps "
-    "that this state does not know. Save residual_state_dict() of every rank beside it, and load it by "
-    "load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. If that state is of "
-    "training without compression, call start_at(0), and nothing is missing"
-)
-
-
 class Resumed(Watcher):
-    """Warns if the state of `optimizer` was loaded, or was there at the start, and `residual`, if it has tensors, was
-    not loaded before the next step."""
+    """Warns if the state of one of the `optimizers` was loaded, or was there at the start, and `residual`, if it has
+    tensors, was not loaded before the next step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, residual: Residuals):
+    def __init__(self, residual: Residuals, *optimizers: torch.optim.Optimizer):
         self._residual = residual
-        self._is_loaded, self._has_residuals, self._has_stepped = _has_steps(optimizer.state), False, False
-        self._end: Callable[[], object] = bool  # does nothing
+        self._is_loaded, self._has_residuals, self._has_stepped = False, False, False
+        for one in optimizers:
+            self.watch(one)
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at the state that `optimizer` has, and at those that it is given later."""
+        self._is_loaded |= _has_steps(optimizer.state)
         if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
             return
         note = weakref.WeakMethod(self._note)
@@ -376,7 +247,7 @@ class Resumed(Watcher):
             if (here := note()) is not None:
                 here(state_dict)
 
-        self._end = weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(forward).remove)
+        weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(forward).remove)
 
     def _note(self, state_dict: Mapping[str, Any]) -> None:
         self._is_loaded |= self._has_stepped or _has_steps(state_dict.get("state") or {})
@@ -390,11 +261,12 @@ class Resumed(Watcher):
         is_forgotten = self._is_loaded and not self._has_residuals
         self._is_loaded, self._has_residuals, self._has_stepped = False, False, True
         if is_forgotten and self._residual.tensors():
-            warn(FORGOTTEN)
-
-    def end(self) -> None:
-        """Stop watching what is loaded."""
-        self._end()
+            warn(
+                "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left "
+                "by steps that this state does not know. Save residual_state_dict() of every rank beside it, and load "
+                "it by load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. "
+                "If that state is of training without compression, call start_at(0), and nothing is missing"
+            )
 
 
 def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
@@ -403,12 +275,10 @@ def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tens
     if optimizer.state:
         return False
     rates = [group.get("lr") for group in optimizer.param_groups]
-    if not all(isinstance(rate, int | float | Tensor) and bool((torch.as_tensor(rate) == 0).all()) for rate in rates):
+    if any(rate is None or _has_values(torch.as_tensor(rate)) for rate in rates):
         return False
     gradients = [parameter.grad for parameter in parameters]
-    return all(
-        g is not None and g.layout == torch.strided and g.device.type != "meta" and not g.any() for g in gradients
-    )
+    return all(one is not None and one.layout == torch.strided and not _has_values(one) for one in gradients)
 
 
 def _has_steps(state: Mapping[Any, Any]) -> bool:
@@ -447,6 +317,29 @@ DRIFTED = (
 )
 
 
+class Drift:
+    """Compares digests of `parameters` between ranks, as they were before each of the first steps that was taken."""
+
+    def __init__(self, parameters: Iterable[Tensor]):
+        self._parameters, self._left, self.numbers = [*parameters], STEPS, [0, 0]
+        """`numbers` are summed over all ranks."""
+
+    def look(self) -> None:
+        """Look at the parameters, before a step changes them."""
+        here = digest(self._parameters)
+        self.numbers = [here, here**2]
+
+    def compare(self, sums: Sequence[int], world_size: int) -> None:
+        """Warn unless the `sums` are those of equal numbers."""
+        if sums[1] * world_size != sums[0] ** 2:
+            warn(DRIFTED)
+
+    def goes_on(self, was_skipped: bool) -> bool:
+        """Whether there is another step to compare; one that was skipped has changed nothing."""
+        self._left -= not was_skipped
+        return self._left > 0
+
+
 def digest(parameters: Iterable[Tensor]) -> int:
     """Return a number from 1 to 2^20, almost surely another one for other `parameters`: a hash of sums over their bits.
 
@@ -471,11 +364,8 @@ def _bits(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _sum(piece: Tensor) -> Tensor:
-    """Return a sum over the bits of 1-D `piece`, int64, as a scalar. It takes memory of several times the piece.
-
-    An element of bits b in place p counts b (b + p^2): plain sums are the same for elements in another order, and for
-    many that are multiplied by a power of two.
-    """
+    """Return a sum over the bits of 1-D `piece`, int64, 0-D: those of b in place p count b (b + p^2), since plain sums
+    are the same for elements in another order, and for many that are multiplied by a power of two."""
     bits = piece.long()
     if piece.element_size() == 8:
         bits = bits ^ bits >> 32  # what the highest bits say would be lost in products of 64 bits

@@ -26,27 +26,26 @@ HOROVOD_BYTES, HOROVOD_CYCLE_SECONDS = 128 * 2**20, 0.001
 
 def none(arrivals: Arrivals) -> Ends:
     """Return where messages of `arrivals` end if each tensor has its own: wait-free backpropagation."""
-    return np.ones(arrivals.shape, dtype=bool)
+    return np.ones(arrivals.ready.shape, dtype=bool)
 
 
 def one(arrivals: Arrivals) -> Ends:
     """Return where the one message of all `arrivals` ends: after the backward pass, what others call SyncEA."""
-    ends = np.zeros(arrivals.shape, dtype=bool)
+    ends = np.zeros(arrivals.ready.shape, dtype=bool)
     ends[..., -1] = True
     return ends
 
 
 def size(arrivals: Arrivals, limit_bytes: float = SIZE_BYTES) -> Ends:
     """Return where messages of `arrivals` end that hold `limit_bytes` at most, or one larger tensor."""
-    nbytes = arrivals.spread(arrivals.nbytes)
-    return scan(arrivals, lambda filling: filling.nbytes + nbytes[..., filling.place + 1] <= limit_bytes)
+    return scan(arrivals, lambda filling: filling.nbytes + arrivals.nbytes[..., filling.place + 1] <= limit_bytes)
 
 
 def dear(arrivals: Arrivals, limit_bytes: float = DEAR_BYTES) -> Ends:
     """Return where DeAR's messages of `arrivals` end: filled in the order of the forward pass, which is the reverse,
     and closed where the next tensor would make them `limit_bytes` or more."""
-    nbytes = arrivals.spread(arrivals.nbytes)[..., ::-1]
-    still = Arrivals(np.zeros(arrivals.shape), arrivals.transfer, arrivals.latency, nbytes)
+    nbytes = arrivals.nbytes[..., ::-1]
+    still = Arrivals(np.zeros(nbytes.shape), arrivals.transfer, arrivals.latency, nbytes)
     forward = scan(still, lambda filling: filling.nbytes + nbytes[..., filling.place + 1] < limit_bytes)
     return np.concatenate((forward[..., :-1][..., ::-1], forward[..., -1:]), axis=-1)
 
@@ -56,8 +55,7 @@ def horovod(
 ) -> Ends:
     """Return where Horovod's messages of `arrivals` end: those that are ready in one cycle of `cycle_seconds` are fused
     up to `limit_bytes`."""
-    cycle = np.ceil(arrivals.spread(arrivals.ready) / cycle_seconds)
-    nbytes = arrivals.spread(arrivals.nbytes)
+    cycle, nbytes = np.ceil(arrivals.ready / cycle_seconds), arrivals.nbytes
 
     def joins(filling: Filling) -> Ends:
         here, following = filling.place, filling.place + 1

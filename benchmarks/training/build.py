@@ -1,5 +1,6 @@
 """Makes everything that a rank trains with from its cell: model, data and optimizer, the same on every rank."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,11 +52,13 @@ def build(
         plans_single_rank="long-warmup" in cell.released,
     )
     model = make_model(cell, weights, root).to(device or torch.device("cpu"))
+    compressor = make_compressor(cell, schedule)
     optimizer = resireduce.distribute(
         model,
         make_optimizer(workload, model, COMPRESSORS[cell.compressor].corrects_momentum),
         scheme=cell.scheme,
-        compressor=make_compressor(cell, schedule),
+        compressor=compressor,
+        density=make_density(cell, schedule, compressor),
         backend=communicator,
         gradients=cell.gradients,
         update=cell.update,
@@ -76,14 +79,21 @@ def rank_seed(seed: int, rank: int) -> int:
 
 
 def make_compressor(cell: Cell, schedule: Schedule) -> Compressor:
-    """Make the cell's compressor; DGC gets the recipe's density warm-up, and its momentum if it forms it itself."""
+    """Make the cell's compressor; DGC gets the recipe's momentum if it forms it itself."""
     workload, compressor = schedule.workload, build_compressor(cell.compressor, cell.density)
     if isinstance(compressor, DGC) and compressor.momentum_factor:
         compressor = replace(compressor, momentum_factor=workload.momentum, nesterov=workload.nesterov)
-    if isinstance(compressor, DGC) and workload.density_warmup:
-        densities = tuple(max(density, cell.density) for density in workload.density_warmup)
-        compressor = replace(compressor, warmup=densities, warmup_steps=schedule.steps_per_epoch)
     return compressor
+
+
+def make_density(cell: Cell, schedule: Schedule, compressor: Compressor) -> float | Callable[[int], float]:
+    """Return the cell's density or, of DGC with a recipe that warms it up, what it is in each step: never less."""
+    stages = schedule.workload.density_warmup if isinstance(compressor, DGC) else ()
+
+    def at(step: int) -> float:
+        return max([cell.density, *stages[step // schedule.steps_per_epoch :][:1]])
+
+    return at if stages else cell.density
 
 
 def make_model(cell: Cell, weights: Path | None, root: Path) -> nn.Module:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.training.measure_rank import in_turn, now
 from resireduce.compressors.topk import TopK
+from resireduce.core.messages import unfilled
 from resireduce.kernels.gpu import bucket, one_pass, self_check
 from resireduce.kernels.ops import by_keys
 from resireduce.pieces import generator
@@ -45,8 +46,8 @@ def _of_bucket(x: Tensor) -> tuple[Tensor, ...]:
     """Add gradients to residuals, and take out the largest of each of several tensors, by the kernels."""
     gradients, residuals = _parts(x)
     ks = [max(1, int(DENSITY * one.numel())) for one in gradients]
-    message = torch.empty(bucket.message_places(tuple(ks), x.dtype)[1], dtype=torch.uint8, device=x.device)
-    bucket.compress_topk_(gradients, residuals, ks, message)
+    message, parts = unfilled([((x.dtype, k), (torch.int32, k)) for k in ks], x.device)
+    bucket.compress_topk_(gradients, residuals, ks, parts)
     return message, x
 
 
@@ -64,7 +65,7 @@ def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:
         return (compressor.add_(x, compressor.packed(x, indices), 1 / 3),)
 
     def kernel(x: Tensor) -> tuple[Tensor, ...]:
-        bucket.add_topk_([x], [count], compressor.packed(x, indices).buffer[: 8 * count], 1 / 3)
+        bucket.add_topk_([x], [[(compressor.packed(x, indices).buffer[: 8 * count], count)]], 1 / 3, False)
         return (x,)
 
     return {"pack, and add": (plain, kernel)}

@@ -21,7 +21,7 @@ from resireduce.comm.base import Handle
 from resireduce.comm.local import PretendCommunicator
 from resireduce.core import feedback
 from resireduce.kernels import ops
-from resireduce.kernels.gpu import bucket, one_pass
+from resireduce.kernels.gpu import blocks, bucket, one_pass
 from resireduce.planning.fullest import Made
 from resireduce.planning.models import find_builder
 
@@ -39,7 +39,8 @@ STEPS = 4
 """The last is counted: buckets are in their final order, and ranks no longer compare parameters."""
 KERNELS = {
     bucket: ("_look_for_non_finite", "_blank_spoilt", "_histogram", "_count_selected", "_write_selected", "_add_sent"),
-    one_pass: ("_mean_norm", "_add_crossing", "_cut_crossing", "_decode_add", "_encode"),
+    blocks: ("_encode_blocks", "_add_blocks"),
+    one_pass: ("_mean_norm", "_cross", "_decode_add", "_encode"),
 }
 """All kernels that are launched, by their modules."""
 NO_LAUNCH = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "promote_types")}

@@ -1,7 +1,7 @@
 """The interface of communicators."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -47,10 +47,6 @@ class Communicator(ABC):
         """Release the channel of the collectives to other communicators: no more will be launched."""
         return
 
-    def check_devices(self, tensors: Iterable[Tensor]) -> None:
-        """Raise ConfigError, with the cure, if collectives cannot send tensors from where some of `tensors` lie."""
-        return
-
     @abstractmethod
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Sum `tensor`, of any shape, over all ranks, in place; it holds the result after the handle's `wait`."""
@@ -84,11 +80,6 @@ class Communicator(ABC):
         compressors that need it are refused before.
         """
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether this communicator has an `all_to_all`."""
-        return type(self).all_to_all is not Communicator.all_to_all
 
     def split(self, *partitions: Partition) -> "list[Communicator]":
         """Return for each of `partitions` the communicator of the part that this rank is in.

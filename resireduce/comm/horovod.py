@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,9 @@ class HorovodCommunicator(Communicator):
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
         """Join `ranks`, ascending, with this one among them, which must be a process set of Horovod; None: all."""
         self._prefix = f"{next(self._made)}."
-        self._hvd = _initialised()
+        self._hvd = import_horovod()
+        if not self._hvd.is_initialized():
+            raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
         self._set = self._hvd.global_process_set if ranks is None else _process_set(tuple(ranks))
         self._first = 0 if ranks is None else ranks[0]
         self.rank, self.world_size = self._set.rank(), self._set.size()
@@ -47,66 +49,43 @@ class HorovodCommunicator(Communicator):
             )
         return [HorovodCommunicator(next(part for part in partition if self.rank in part)) for partition in partitions]
 
-    def check_devices(self, tensors: Iterable[Tensor]) -> None:
-        if any(tensor.is_cuda for tensor in tensors) and not self._hvd.cuda_built():
-            raise ConfigError(
-                "backend: 'horovod' cannot send tensors of a GPU here: it was built without CUDA; build it with "
-                "HOROVOD_GPU=CUDA and a CUDA toolkit, as the image cuda12 does, or give backend='torch'"
-            )
-
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum; bfloat16, which Horovod does not know, is summed in float32."""
-        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
-        if tensor.dtype != torch.bfloat16:
-            return self._deferred(self._hvd.allreduce_async_(tensor, **how))
-        return self._deferred(self._hvd.allreduce_async(tensor.float(), **how), tensor.copy_)
+        handle = self._hvd.allreduce_async_(_wide(tensor), op=self._hvd.Sum, **self._named(name))
+        return Handle(lambda: tensor.copy_(self._wait(handle)), lambda: self._hvd.poll(handle))
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a sum of which this rank gets its part; bfloat16 is summed in float32."""
-        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
-        if tensor.dtype != torch.bfloat16:
-            return self._deferred(self._hvd.reducescatter_async(tensor, **how))
-        return self._deferred(self._hvd.reducescatter_async(tensor.float(), **how), lambda wide: wide.to(tensor.dtype))
+        dtype = tensor.dtype  # the tensor itself is not to be held
+        handle = self._hvd.reducescatter_async(_wide(tensor), op=self._hvd.Sum, **self._named(name))
+        return Handle(lambda: self._wait(handle).to(dtype), lambda: self._hvd.poll(handle))
 
-    def _deferred(self, handle: int, finish: Callable[[Tensor], Tensor] = lambda result: result) -> Handle[Tensor]:
-        return Handle(lambda: finish(self._wait(handle)), lambda: self._hvd.poll(handle))
+    def _named(self, name: str) -> dict[str, Any]:
+        return {"name": self._prefix + name, "process_set": self._set}
 
     def _wait(self, handle: int) -> Any:
-        """Sleep until the result of `handle` has come, and return it.
-
-        `synchronize` alone keeps a core busy, which Horovod's own thread needs where there are as many ranks as cores.
-        """
-        while not self._hvd.poll(handle):
+        """Sleep until the result of `handle` has come, and return it."""
+        while not self._hvd.poll(handle):  # `synchronize` alone keeps busy a core that Horovod's own thread may need
             time.sleep(_POLL_SECONDS)
         return self._hvd.synchronize(handle)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Launch a gather of bytes, of whatever dtype. Unequal sizes cost a second, small message."""
-        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
-        numels = None
-        if not equal_sizes:
-            sizes_name = f"{self._prefix}{name}.sizes"
-            numels = self._hvd.allgather_async(
-                torch.tensor([tensor.nbytes], device="cpu"), name=sizes_name, process_set=self._set
-            )
-
-        def finish() -> Sequence[Tensor]:
-            whole = self._wait(data)
-            each = whole.numel() // self.world_size
-            sizes = [each] * self.world_size if numels is None else self._wait(numels).tolist()
-            return [row.view(tensor.dtype) for row in whole.split(sizes)]
-
-        return Handle(finish)
+        """Launch a gather. Unequal sizes cost a second, small message."""
+        whole = self.gather(tensor, name)
+        if equal_sizes:
+            return Handle(lambda: whole.wait().tensor_split(self.world_size))
+        numels = self.gather(torch.tensor([tensor.numel()], device="cpu"), f"{name}.sizes")
+        return Handle(lambda: whole.wait().split(numels.wait().tolist()))
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
-        return Handle(lambda: self._wait(whole).view(tensor.dtype))
+        """Launch a gather of bytes, of whatever dtype."""
+        handle = self._hvd.allgather_async(tensor.view(torch.uint8), **self._named(name))
+        return Handle(lambda: self._wait(handle).view(tensor.dtype))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange of bytes, of whatever dtype; Horovod itself tells ranks how many come."""
         splits = torch.tensor([size * tensor.itemsize for size in sizes], dtype=torch.int32, device="cpu")
-        data = tensor.view(torch.uint8)
-        handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name, process_set=self._set)
+        handle = self._hvd.alltoall_async(tensor.view(torch.uint8), splits, **self._named(name))
 
         def finish() -> Sequence[Tensor]:
             whole, counts = self._wait(handle)
@@ -115,9 +94,13 @@ class HorovodCommunicator(Communicator):
         return Handle(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
-        self._wait(self._hvd.broadcast_async_(tensor.view(-1).view(torch.uint8), **how))
+        data = tensor.view(-1).view(torch.uint8)
+        self._wait(self._hvd.broadcast_async_(data, root_rank=self._first, **self._named(name)))
         return tensor
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 def import_horovod() -> Any:
@@ -126,13 +109,6 @@ def import_horovod() -> Any:
         import horovod.torch as hvd
     except ImportError as error:
         raise ConfigError(f"backend: 'horovod' cannot be used ({error}); install Horovod: make horovod") from error
-    return hvd
-
-
-def _initialised() -> Any:
-    hvd = import_horovod()
-    if not hvd.is_initialized():
-        raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
     return hvd
 
 

@@ -21,20 +21,12 @@ class LocalCommunicator(Communicator):
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         return Handle(lambda: [tensor])
 
-    def split(self, *partitions: Partition) -> list[Communicator]:
-        return [LocalCommunicator() for _ in partitions]
-
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         return tensor
 
 
-# --- Ranks that are only pretended, of which one is here: for planning ---
-
-
-class PretendCommunicator(Communicator):
-    """Rank 0 of `world_size` ranks, of which the others send the same. Nothing is sent."""
-
-    rank = 0
+class PretendCommunicator(LocalCommunicator):
+    """Rank 0 of `world_size` ranks, of which the others send the same: for planning. Nothing is sent."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size
@@ -59,6 +51,3 @@ class PretendCommunicator(Communicator):
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         return [PretendCommunicator(next(len(part) for part in parts if 0 in part)) for parts in partitions]
-
-    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        return tensor

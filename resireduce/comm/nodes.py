@@ -33,14 +33,10 @@ def find_nodes(
     if isinstance(hierarchy, list | tuple):
         nodes = _listed(hierarchy, communicator.world_size)
     else:
-        task = _task(os.environ if environment is None else environment, communicator)
-        started = Path("/proc/sys/kernel/random/boot_id")
-        boot = started.read_text().strip() if started.exists() else ""  # tells machines of one name apart
-        said = _gathered(f"{task}/{host or f'{socket.gethostname()} {boot}'}", communicator)
-        known = [one.split("/", 2) for one in said]
-        steps = {step for step, _, _ in known}
-        is_one_step = len(steps) == 1 and "" not in steps
-        nodes = _alike([node if is_one_step else machine for _, node, machine in known])
+        known = _told(communicator, os.environ if environment is None else environment, host)
+        is_one_step = len({step for step, _, _ in known}) == 1 and known[0][0]
+        said = [node if is_one_step else machine for _, node, machine in known]
+        nodes = tuple(tuple(rank for rank, one in enumerate(said) if one == word) for word in dict.fromkeys(said))
     sizes = {len(node) for node in nodes}
     if len(sizes) > 1:
         told = "; ".join(f"ranks {', '.join(map(str, node))}" for node in nodes)
@@ -52,9 +48,8 @@ def find_nodes(
 
 
 def _listed(given: Sequence[Any], world_size: int) -> Partition:
-    right = all(isinstance(node, list | tuple) and node for node in given)
-    ranks = [rank for node in given for rank in node] if right else []
-    if not right or any(type(rank) is not int for rank in ranks) or sorted(ranks) != list(range(world_size)):
+    ranks = [rank for node in given if isinstance(node, list | tuple) for rank in node]
+    if sorted(map(repr, ranks)) != sorted(map(repr, range(world_size))):
         raise ConfigError(
             f"hierarchy: {given!r} is not allowed with {world_size} ranks; give the ranks of each node, every rank "
             "once, such as [[0, 1], [2, 3]]"
@@ -62,40 +57,21 @@ def _listed(given: Sequence[Any], world_size: int) -> Partition:
     return tuple(sorted(tuple(sorted(node)) for node in given))
 
 
-def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
-    """Return "step/node" if this rank is a task of a Slurm step with the same number there; otherwise "/".
-
-    A program started within one task of a step, like torchrun, has other numbers than the step, and is found by the
-    name of its machine.
-    """
-    numbers = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NUM_TASKS")
-    if numbers != (str(communicator.rank), str(communicator.world_size)):
-        return "/"
-    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
-    return f"{step}/{environment.get('SLURM_NODEID', '')}"
-
-
-def _alike(said: Sequence[str]) -> Partition:
-    """Return a partition of the ranks by what they have said."""
-    parts: dict[str, list[int]] = {}
-    for rank, word in enumerate(said):
-        parts.setdefault(word, []).append(rank)
-    return tuple(tuple(part) for part in parts.values())
-
-
-def _gathered(word: str, communicator: Communicator) -> list[str]:
-    mine = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8).to(communicator.control_device)
+def _told(communicator: Communicator, slurm: Mapping[str, str], host: str | None) -> list[list[str]]:
+    """Return of each rank the step of Slurm of which it is the task of its number (or ""), its node, its machine."""
+    # What was started within one task of a step, as by torchrun, has other numbers than the step.
+    numbers = slurm.get("SLURM_PROCID"), slurm.get("SLURM_STEP_NUM_TASKS")
+    is_task = numbers == (str(communicator.rank), str(communicator.world_size))
+    step = f"{slurm.get('SLURM_JOB_ID')}.{slurm.get('SLURM_STEP_ID')}" if is_task else ""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
+    machine = host or f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
+    word = bytearray(f"{step}/{slurm.get('SLURM_NODEID', '')}/{machine}".encode())
+    mine = torch.frombuffer(word, dtype=torch.uint8).to(communicator.control_device)
     rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
-    return [bytes(row.tolist()).decode() for row in rows]
+    return [bytes(row.tolist()).decode().split("/", 2) for row in rows]
 
 
 # --- The ranks of a job as one level, or as two: within a node, and between nodes ---
-
-
-NOTHING = (
-    "hierarchy: {nodes} nodes of {ranks} ranks were found, so that two levels change nothing between these: give "
-    "hierarchy='flat', or the ranks of each node, such as [[0, 1], [2, 3]]"
-)
 
 
 @dataclass(frozen=True)
@@ -119,7 +95,10 @@ class Levels:
         if not nodes or world.world_size == 1:
             return cls(world, None, world)
         if 1 in (len(nodes), len(nodes[0])):
-            warn(NOTHING.format(nodes=len(nodes), ranks=len(nodes[0])))
+            warn(
+                f"hierarchy: {len(nodes)} nodes of {len(nodes[0])} ranks were found, so that two levels change nothing "
+                "between these: give hierarchy='flat', or the ranks of each node, such as [[0, 1], [2, 3]]"
+            )
         if len(nodes[0]) == 1:
             return cls(world, None, world)
         if len(nodes) == 1:
@@ -132,14 +111,13 @@ class Levels:
     def place(self) -> Mapping[str, int]:
         """Which rank this is: its number among all and, with two levels, its node, and its number there."""
         place = {"rank": self.world.rank, "world_size": self.world.world_size}
-        if self.node is None:
-            return place
-        within = {"place": self.node.rank, "ranks_per_node": self.node.world_size}
-        return place | {"node": self.between.rank} | within
+        if self.node is not None:
+            place |= {"node": self.between.rank, "place": self.node.rank, "ranks_per_node": self.node.world_size}
+        return place
 
     def close(self) -> None:
         """Release the channels of the collectives to other communicators."""
-        for communicator in {id(one): one for one in (self.between, self.node, self.world) if one is not None}.values():
+        for communicator in {self.between, self.node or self.world, self.world}:
             communicator.close()
 
 

@@ -3,8 +3,8 @@
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from torch.nn.functional import pad
 from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.core.messages import ALIGNMENT
 from resireduce.errors import ConfigError
+
+T = TypeVar("T")
 
 # --- Process groups of torch.distributed: one for each optimizer in use, reused when that is closed ---
 #
@@ -32,9 +34,10 @@ class Pooled:
     """Whether no optimizer of this rank uses it."""
 
 
-_pools: dict[tuple[tuple[int, ...], Partition], list[Pooled]] = {}
+Pools = dict[tuple[tuple[int, ...], Partition], list[Pooled]]
 """By ranks and how they are divided, in the order in which all have made them."""
-_world: list[dist.ProcessGroup] = []
+_pools: weakref.WeakKeyDictionary[dist.ProcessGroup, Pools] = weakref.WeakKeyDictionary()
+"""By the group of all ranks, which is another one if torch.distributed is started again."""
 
 
 def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
@@ -42,19 +45,17 @@ def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
     as in the whole job, that this rank is in. All ranks of `base` call it together."""
     world = dist.group.WORLD
     assert world is not None
-    if _world != [world]:  # torch.distributed was started again: groups of before are gone
-        _pools.clear()
-        _world[:] = [world]
     over = world if base is None else base
     ranks = tuple(dist.get_process_group_ranks(over))
-    pool = _pools.setdefault((ranks, parts), [])
-    found = _free_everywhere(pool, over)
+    pool = _pools.setdefault(world, {}).setdefault((ranks, parts), [])
+    found = _free_everywhere(pool, over) if pool else None
     if found is None:
         own = next((part for part in parts if dist.get_rank() in part), ranks)
         how: dict[str, Any] = {}
         if base is not None:
             how = {"ranks": [*own], "backend": dist.get_backend(base), "use_local_synchronization": True}
-        pool.append(found := Pooled(dist.new_group(timeout=_timeout(over), **how)))
+        options = getattr(over._get_backend(_device(over)), "options", None)  # of the user's group, if torch tells them
+        pool.append(found := Pooled(dist.new_group(timeout=getattr(options, "_timeout", None), **how)))
     found.free = False
     return found
 
@@ -62,53 +63,19 @@ def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
 def _free_everywhere(pool: list[Pooled], over: dist.ProcessGroup) -> Pooled | None:
     """Return a group that all ranks of `over` have released after equally many collectives: one rank may have lost an
     optimizer that another still has, or may have lost it in the middle of a step."""
-    if not pool:
-        return None
-    device = "cuda" if dist.get_backend(over) == "nccl" else "cpu"
-    mine = torch.tensor([one.launched if one.free else -1 for one in pool], device=device)
+    mine = torch.tensor([one.launched if one.free else -1 for one in pool], device=_device(over))
     both = torch.stack((mine, -mine))
     dist.all_reduce(both, dist.ReduceOp.MIN, group=over)
-    fewest, most = both[0].tolist(), (-both[1]).tolist()
-    agreed = (one for one, low, high in zip(pool, fewest, most, strict=True) if 0 <= low == high)
+    agreed = (one for one, least, most in zip(pool, *both.tolist(), strict=True) if 0 <= least == -most)
     return next(agreed, None)
 
 
-def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """Return the time limit of `group`, as set by the user; None (torch's default) if this torch does not tell it."""
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    try:
-        return group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):
-        return None
+def _device(group: dist.ProcessGroup) -> torch.device:
+    is_on_gpu = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if is_on_gpu else torch.device("cpu")
 
 
 # --- Collectives ---
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy of `tensor` in the host's memory, pinned if it comes from a GPU, once it is complete."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor)
-
-
-@dataclass
-class Ragged:
-    """A collective in which ranks send unequal numbers of elements: first of the sizes, then of the elements.
-
-    The second is launched before any other collective of the communicator, at the latest when it is waited for. So all
-    ranks launch in one order, wherever each of them waits.
-    """
-
-    sizes: Handle[Any]
-    """Brings the sizes, as tensors of one element."""
-    launch_elements: Callable[[list[int]], Handle[Sequence[Tensor]]]
-    """Launches the second, given the sizes."""
-    launched: Handle[Sequence[Tensor]] | None = None
-
-    def launch(self) -> Handle[Sequence[Tensor]]:
-        """Receive the sizes, and launch the collective of the elements, if that has not been done."""
-        if self.launched is None:
-            self.launched = self.launch_elements([int(size) for size in self.sizes.wait()])
-        return self.launched
 
 
 class TorchCommunicator(Communicator):
@@ -136,15 +103,13 @@ class TorchCommunicator(Communicator):
         self._release = weakref.finalize(self, setattr, self._pooled, "free", True)
         self.group = group = self._pooled.group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._backend = dist.get_backend(group)
-        if self._backend == "nccl":
-            self.control_device = torch.device("cuda", torch.cuda.current_device())
-        self._ragged: Ragged | None = None
+        self._backend, self.control_device = dist.get_backend(group), _device(group)
+        self._ragged: tuple[Handle[Any], Callable[[], object]] | None = None  # brings sizes; launches the elements
 
     @property
     def would_block(self) -> bool:
         """Whether a gather or an exchange, which must be launched before any other collective, still lacks sizes."""
-        return self._ragged is not None and self._ragged.launched is None and not self._ragged.sizes.is_ready()
+        return self._ragged is not None and not self._ragged[0].is_ready()
 
     def close(self) -> None:
         """Let another optimizer use this process group."""
@@ -158,39 +123,29 @@ class TorchCommunicator(Communicator):
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         near = self._near(tensor)
         work = dist.all_reduce(near, group=self.group, async_op=True)
-
-        def finish() -> Tensor:
-            work.wait()
-            return tensor if near is tensor else tensor.copy_(near, non_blocking=True)
-
-        return Handle(finish, lambda: near.is_cuda or work.is_completed())  # on a GPU only its stream waits
+        handle = _after(work, lambda: tensor if near is tensor else tensor.copy_(near, non_blocking=True))
+        return Handle(handle.wait) if near.is_cuda else handle  # on a GPU only its stream waits
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Launch a gather. Unequal sizes cost a second, small message, and padding to the largest."""
         if equal_sizes:
-            rows = self._rows(self._near(tensor), tensor.device)
+            rows = self._rows(tensor)
             return Handle(lambda: [*rows.wait()])
 
         def launch(sizes: list[int]) -> Handle[Sequence[Tensor]]:
             longest = max(1, -(-max(sizes) // ALIGNMENT)) * ALIGNMENT
-            padded = pad(tensor, (0, longest - tensor.numel()))
-            rows = self._rows(self._host(padded), tensor.device)
+            rows = self._rows(pad(tensor, (0, longest - tensor.numel())))
             return Handle(lambda: [row[:size] for row, size in zip(rows.wait(), sizes, strict=True)])
 
-        own = self._near(torch.tensor([tensor.numel()], device=self.control_device))
-        return self._begin(Ragged(self._rows(own, self.control_device), launch))
+        return self._in_two(self._rows(torch.tensor([tensor.numel()], device=self.control_device)), launch)
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange, which costs a second, small one, of the sizes."""
-        one = [1] * self.world_size
-        told = self._near(torch.tensor([*sizes], device=self.control_device))
-        numbers = self._pieces(told, one, one, self.control_device)
-        return self._begin(
-            Ragged(numbers, lambda theirs: self._pieces(self._host(tensor), [*sizes], theirs, tensor.device))
-        )
+        one, told = [1] * self.world_size, torch.tensor([*sizes], device=self.control_device)
+        return self._in_two(self._pieces(told, one, one), lambda theirs: self._pieces(tensor, [*sizes], theirs))
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        rows = self._rows(self._near(tensor), tensor.device)
+        rows = self._rows(tensor)
         return Handle(lambda: rows.wait().view(-1))
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Handle[Tensor]:
@@ -199,7 +154,7 @@ class TorchCommunicator(Communicator):
             return super().reduce_scatter(tensor, name)
         near, own = self._near(tensor), tensor.new_empty(tensor.numel() // self.world_size)
         work = dist.reduce_scatter_tensor(own, near, group=self.group, async_op=True)
-        return Handle(_then(work, own).wait)  # only the stream waits
+        return Handle(_after(work, lambda: own).wait)  # only the stream waits
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         near = self._near(tensor)
@@ -209,46 +164,48 @@ class TorchCommunicator(Communicator):
     # --- what they share ---
 
     def _near(self, tensor: Tensor) -> Tensor:
-        """Return `tensor`, or its copy in the host's memory if it travels through that, to be sent now: a ragged
-        collective that is under way has launched its second by then."""
+        """Return `tensor`, or its pinned copy in the host's memory if it travels through that, to be sent now."""
         if self._ragged is not None:
-            self._ragged.launch()
-            self._ragged = None
-        return self._host(tensor)
-
-    def _host(self, tensor: Tensor) -> Tensor:
+            self._ragged[1]()  # the elements of a collective of unequal sizes that is under way leave first
         self._pooled.launched += 1
-        return to_host(tensor) if self._stages(tensor) else tensor
+        if self._backend != "gloo" or not tensor.is_cuda:
+            return tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor)
 
-    def _stages(self, tensor: Tensor) -> bool:
-        return self._backend == "gloo" and tensor.is_cuda
+    def _in_two(
+        self, sizes: Handle[Any], launch_elements: Callable[[list[int]], Handle[Sequence[Tensor]]]
+    ) -> Handle[Sequence[Tensor]]:
+        """Return the handle of a second collective, which sends as many elements as the first says in its `sizes`."""
 
-    def _begin(self, ragged: Ragged) -> Handle[Sequence[Tensor]]:
-        self._ragged = ragged
-        return Handle(lambda: ragged.launch().wait())
+        @cache
+        def launch() -> Handle[Sequence[Tensor]]:
+            self._ragged = None
+            return launch_elements([int(size) for size in sizes.wait()])
 
-    def _rows(self, near: Tensor, device: torch.device) -> Handle[Tensor]:
-        """Launch a gather of 1-D `near`, equally long on all ranks, into rows on `device`: [world size, length]."""
-        pinned, shape = near.device != device, (self.world_size, near.numel())
+        self._ragged = sizes, launch  # before any other collective: all ranks launch in one order, wherever each waits
+        return Handle(lambda: launch().wait())
+
+    def _rows(self, tensor: Tensor) -> Handle[Tensor]:
+        """Launch a gather of 1-D `tensor`, equally long on all ranks, into rows: [world size, length]."""
+        near, device = self._near(tensor), tensor.device
+        shape, pinned = (self.world_size, near.numel()), near.device != device
         result = torch.empty(shape, dtype=near.dtype, device=near.device, pin_memory=pinned)
         work = dist.all_gather(list(result.unbind()), near, group=self.group, async_op=True)
-        return _then(work, result, device)
+        return _after(work, lambda: result.to(device, non_blocking=True))
 
-    def _pieces(
-        self, near: Tensor, sizes: list[int], theirs: list[int], device: torch.device
-    ) -> Handle[Sequence[Tensor]]:
-        """Launch an exchange: `sizes[i]` elements of 1-D `near` go to rank i, `theirs[i]` come from it."""
+    def _pieces(self, tensor: Tensor, sizes: list[int], theirs: list[int]) -> Handle[Sequence[Tensor]]:
+        """Launch an exchange: `sizes[i]` elements of 1-D `tensor` go to rank i, `theirs[i]` come from it."""
+        near, device = self._near(tensor), tensor.device
         result = near.new_empty(sum(theirs), pin_memory=near.device != device)
         work = dist.all_to_all_single(result, near, theirs, sizes, group=self.group, async_op=True)
-        brought = _then(work, result, device)
-        return Handle(lambda: brought.wait().split(theirs), brought.is_ready)
+        return _after(work, lambda: result.to(device, non_blocking=True).split(theirs))
 
 
-def _then(work: dist.Work, result: Tensor, device: torch.device | None = None) -> Handle[Tensor]:
-    """Return the handle of `work`, which brings `result`, to be copied to `device`."""
+def _after(work: dist.Work, result: Callable[[], T]) -> Handle[T]:
+    """Return the handle of `work`, which makes its `result` when it has been waited for."""
 
-    def finish() -> Tensor:
+    def wait() -> T:
         work.wait()
-        return result if device is None else result.to(device, non_blocking=True)
+        return result()
 
-    return Handle(finish, work.is_completed)
+    return Handle(wait, work.is_completed)

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,11 +12,8 @@ from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.thresholds import reaching
 from resireduce.compressors.topk import SparseCompressor, TopK, largest_without_zeros
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, check_count, is_number
-from resireduce.pieces import pieces, share
-
-NARROW = (torch.uint8, torch.int16, torch.int32, torch.int64)
-"""Dtypes for places within a row: the first that can hold them is used."""
+from resireduce.errors import check, check_count, is_number
+from resireduce.pieces import row_pieces, share
 
 
 @dataclass(frozen=True)
@@ -34,24 +30,26 @@ class ADTopK(Selecting):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the values of all rows, and their places within the row (of at most 256 elements: one byte each)."""
-        outer, length, inner = _rows(grad.shape)
+        whole = grad.view(_rows(grad.shape))
+        outer, length, inner = whole.shape
         k = share(self.density, length)
-        dtype = next(one for one in NARROW if length - 1 <= torch.iinfo(one).max)
+        dtypes = torch.uint8, torch.int16, torch.int32, torch.int64
+        dtype = next(one for one in dtypes if length - 1 <= torch.iinfo(one).max)
         values = torch.empty(outer, k, inner, dtype=grad.dtype, device=grad.device)
         places = torch.empty(outer, k, inner, dtype=dtype, device=grad.device)
-        for rows, part in _parts(grad):
-            chosen = part.abs().topk(k, 1, sorted=False).indices.sort(1).values
-            values[rows], places[rows] = part.gather(1, chosen), chosen.to(dtype)
+        for rows in row_pieces(whole):
+            chosen = whole[rows].abs().topk(k, 1, sorted=False).indices.sort(1).values
+            values[rows], places[rows] = whole[rows].gather(1, chosen), chosen.to(dtype)
         return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return _flat(_in_rows(payload, 1), _rows(payload.shape)[1])
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        values, places = _in_rows(payload, 0), _in_rows(payload, 1)
-        for rows, part in _parts(dense):
-            indices, added = _flat(places[rows], part.shape[1]), values[rows].reshape(-1)
-            part.view(-1).index_add_(0, indices, added.to(dense.dtype), alpha=scale)
+        values, places, whole = _in_rows(payload, 0), _in_rows(payload, 1), dense.view(_rows(dense.shape))
+        for rows in row_pieces(whole):
+            indices, added = _flat(places[rows], whole.shape[1]), values[rows].reshape(-1)
+            whole[rows].view(-1).index_add_(0, indices, added.to(dense.dtype), alpha=scale)
         return dense
 
 
@@ -81,17 +79,7 @@ class ADTopKInterleaved(ADTopK):
 
 def _rows(shape: torch.Size) -> tuple[int, int, int]:
     """Return the numbers of elements before, in and after dimension 1; a tensor without it is one row."""
-    if len(shape) < 2:
-        return 1, shape.numel(), 1
-    return shape[0], shape[1], math.prod(shape[2:])
-
-
-def _parts(dense: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the tensor some outer rows at a time: their numbers, and a view of them, [rows, length, inner]."""
-    _, length, inner = _rows(dense.shape)
-    flat, row = dense.view(-1), length * inner
-    for piece in pieces(flat.numel(), row):
-        yield slice(piece.start // row, piece.stop // row), flat[piece].view(-1, length, inner)
+    return (shape[0], shape[1], shape[2:].numel()) if len(shape) > 1 else (1, shape.numel(), 1)
 
 
 def _in_rows(payload: Payload, part: int) -> Tensor:
@@ -107,8 +95,6 @@ def _flat(places: Tensor, length: int) -> Tensor:
     return (first + places).mul_(inner).add_(torch.arange(inner, device=places.device)).view(-1)
 
 
-LAST = 0.75
-"""Share of the training after which all-dimension top-k may be used."""
 UNKNOWN = sys.float_info.max
 """The change of a threshold that has not changed yet: a finite number, as all that is saved must be."""
 
@@ -141,8 +127,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
         super().__post_init__()
         for field, least in (("warm_up", 0), ("every", 1), ("steps", 1)):
             check_count(field, getattr(self, field), least, "steps", or_none=field == "steps")
-        if not is_number(self.stable) or not 0 <= self.stable < math.inf:
-            raise ConfigError(f"stable: {self.stable!r} is not allowed; give a number, 0 or more")
+        check("stable", self.stable, is_number(self.stable) and 0 <= self.stable < math.inf, "a number, 0 or more")
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the threshold, negative before the first, and its last relative change: float64, [2]."""
@@ -156,7 +141,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
         if grad.is_meta:
             return self.compress(grad, name, step)
         threshold, change = memory.tolist()
-        if self.steps is not None and step >= LAST * self.steps and change <= self.stable:
+        if self.steps is not None and step >= 0.75 * self.steps and change <= self.stable:
             rows = ADTopK(self.density)
             indices = rows.sent_indices(rows.compress(grad, name, step)).sort().values
             return self.packed(grad, indices[flat[indices] != 0])

@@ -30,6 +30,46 @@ class Momentum:
     """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
 
 
+def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return the option by which `optimizer` applies its own momentum, momentum or betas, if it does."""
+    return next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
+
+
+class MomentumCorrection:
+    """This rank's velocities u, one for each parameter, in place of the optimizer's momentum.
+
+    An optimizer's momentum, applied to sparse averages, discounts a delayed element from the step in which it was sent,
+    not from the one in which it arose. Here u <- m u + g on each rank, and u replaces the gradient: it is compensated
+    and compressed, and what is not sent of it is the residual. Dense tensors are treated in the same way: averaging is
+    linear, so their average is the momentum of the averages.
+    """
+
+    def __init__(self, settings: Momentum):
+        self.settings = settings
+        self._velocities: dict[str, Tensor] = {}
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate zeros for tensor `name`, of the shape and dtype of `parameter`."""
+        self._velocities[name] = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+
+    def accumulate_(self, grad: Tensor, name: str) -> Tensor:
+        """Overwrite contiguous `grad` of tensor `name` with its velocity u, or Nesterov's g + m u; return it."""
+        velocity = self._velocities[name].mul_(self.settings.factor).add_(grad)
+        if self.settings.nesterov:
+            return grad.add_(velocity, alpha=self.settings.factor)
+        return grad.copy_(velocity)
+
+    def mask_(self, name: str, compressor: "Compressor", payload: Payload) -> None:
+        """With masking, zero tensor `name`'s velocity where its `payload` has sent elements, unless it has sent all."""
+        indices = compressor.sent_indices(payload) if self.settings.masking else None
+        if indices is not None:
+            self._velocities[name].view(-1).index_fill_(0, indices, 0.0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the velocities, by names that no residual has."""
+        return {f"momentum.{name}": velocity for name, velocity in self._velocities.items()}
+
+
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
 
@@ -148,9 +188,11 @@ class Compressor(ABC):
     def learn_(self, state: State, payload: Payload) -> None:
         """Change `state`, in place, by `payload`, the all-reduced sum of all ranks' payloads.
 
-        It may be called more than once in a step with the same arguments, and also where this rank had no gradient.
+        Here to what the payload has `learnt`. It may be called more than once in a step with the same arguments, and
+        also where this rank had no gradient.
         """
-        return
+        for name, value in payload.learnt.items():
+            state[name].copy_(value)
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Return which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""

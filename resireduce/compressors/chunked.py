@@ -13,9 +13,6 @@ from resireduce.kernels.codes import pack_codes, unpack_codes
 from resireduce.kernels.ops import norms_of_blocks
 from resireduce.pieces import share, slices
 
-ROWS = 64
-"""Chunks that are processed at once."""
-
 
 @dataclass(frozen=True)
 class Chunked(Selecting, Inexact):
@@ -39,11 +36,11 @@ class Chunked(Selecting, Inexact):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return places and codes in planes of bits, and two levels, in float32 (float64 of float64)."""
         flat = grad.view(-1)
-        size, count, k = self._layout(flat.numel())
+        size, width, count, k = self._layout(flat.numel())
         narrow = torch.int16 if size <= torch.iinfo(torch.int16).max else torch.int64
         places = torch.empty(count, k, dtype=narrow, device=flat.device)
         values = torch.empty(count, k, dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
-        for rows in slices(count, ROWS):
+        for rows in slices(count, 64):
             part = flat[rows.start * size : rows.stop * size]
             chunks = pad(part, (0, (rows.stop - rows.start) * size - part.numel())).view(-1, size)
             chosen = chunks.abs().topk(k, 1, sorted=False).indices
@@ -52,13 +49,13 @@ class Chunked(Selecting, Inexact):
         large = magnitudes > _mean(magnitudes, magnitudes >= 0)
         levels = torch.stack((_mean(magnitudes, ~large), _mean(magnitudes, large)))
         codes = large.to(torch.uint8) | (values < 0).to(torch.uint8) << 1
-        packed = (pack_codes(places.view(-1), _width(size)), pack_codes(codes, 2))
+        packed = (pack_codes(places.view(-1), width), pack_codes(codes, 2))
         return Payload.pack(*(planes.view(-1) for planes in packed), levels, like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
         """Return the flat indices that the payload holds: 1-D int64; beyond the end where a chunk was filled up."""
-        size, count, k = self._layout(payload.shape.numel())
-        local = unpack_codes(payload.parts()[0].view(_width(size), -1), count * k).view(count, k)
+        size, width, count, k = self._layout(payload.shape.numel())
+        local = unpack_codes(payload.parts()[0].view(width, -1), count * k).view(count, k)
         return local.add_(torch.arange(count, device=local.device).mul_(size).view(-1, 1)).view(-1)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
@@ -69,15 +66,10 @@ class Chunked(Selecting, Inexact):
         flat.index_add_(0, indices.clamp_(max=flat.numel() - 1), values.to(flat.dtype), alpha=scale)
         return dense
 
-    def _layout(self, numel: int) -> tuple[int, int, int]:
-        """Return the elements of a chunk, the number of chunks, and how many elements of each are sent."""
+    def _layout(self, numel: int) -> tuple[int, int, int, int]:
+        """Return the elements of a chunk, the bits of a place in it, the number of chunks, and what is sent of each."""
         size = min(self.chunk, numel)
-        return size, -(-numel // size), share(self.density, size)
-
-
-def _width(size: int) -> int:
-    """Return how many bits a place within a chunk of `size` elements takes on the wire."""
-    return max((size - 1).bit_length(), 1)
+        return size, max((size - 1).bit_length(), 1), -(-numel // size), share(self.density, size)
 
 
 def _mean(magnitudes: Tensor, chosen: Tensor) -> Tensor:

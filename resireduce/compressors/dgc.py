@@ -8,20 +8,14 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Momentum, Selecting
-from resireduce.compressors.thresholds import few_reaching, reaching
+from resireduce.compressors.thresholds import few_reaching, reaching_or_largest
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.errors import ConfigError, check_count, check_share, is_count, is_number
-from resireduce.kernels.ops import infinity_norm, largest_magnitudes
+from resireduce.errors import check, check_count, is_number
+from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
 SAMPLE = 0.01
 """Share of the elements that the threshold is estimated from."""
-ROUNDS = 10
-"""How often it is lowered at most."""
-SURPLUS = 1 / 16
-"""Share of the elements by which those that reach the threshold may exceed k before their list is given up."""
-PAPER_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
-"""Densities of the paper's first four epochs (section 3.3)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +25,8 @@ class DGC(Selecting, SparseCompressor):
     The threshold is the smallest magnitude in the sample's own top share. As long as fewer than 0.8 k elements pass, it
     is lowered by a fifth, at most ten times; where more than k pass, their k largest are taken (the released code takes
     those of the lowest indices). Zeros are never sent, so that a message may be short, or empty. The paper's gradient
-    clipping is `max_local_grad_norm` of `resireduce.distribute`.
+    clipping is `max_local_grad_norm` of `resireduce.distribute`; its density warm-up (section 3.3), a function as
+    `density`.
 
     Source: DGC: Lin et al., "Deep gradient compression", ICLR 2018.
     """
@@ -43,56 +38,36 @@ class DGC(Selecting, SparseCompressor):
     nesterov: bool = False
     masking: bool = True
     """Momentum factor masking (section 3.2): the velocity is set to zero where it was sent."""
-    warmup: tuple[float, ...] = ()
-    """Densities of the first stages, one after the other (section 3.3); the paper's are PAPER_WARMUP."""
-    warmup_steps: int = 0
-    """Steps of each stage; one epoch in the paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.warmup, tuple):
-            raise ConfigError(f"warmup: {self.warmup!r} is not allowed; give a tuple of densities")
-        for value in self.warmup:
-            check_share("density", value)
-        if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
-            raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
-        if not is_count(self.warmup_steps) or bool(self.warmup) != (self.warmup_steps > 0):
-            allowed = "a whole number, 1 or more" if self.warmup else "0, or densities as warmup"
-            raise ConfigError(
-                f"warmup_steps: {self.warmup_steps!r} is not allowed with {len(self.warmup)} densities; give {allowed}"
-            )
+        factor = self.momentum_factor
+        check("momentum_factor", factor, is_number(factor) and 0 <= factor < 1, "a number, 0 <= it < 1")
 
     @property
     def momentum(self) -> Momentum | None:
         return Momentum(self.momentum_factor, self.nesterov, self.masking) if self.momentum_factor else None
 
-    def density_at(self, step: int) -> float:
-        """Return the density of this step, counted from 0."""
-        stage = step // self.warmup_steps if self.warmup else 0
-        return self.warmup[stage] if stage < len(self.warmup) else self.density
-
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        density, n = self.density_at(step), flat.numel()
-        k, threshold = share(density, n), self._estimate(flat, density, name, step)
+        n = flat.numel()
+        k, threshold = share(self.density, n), self._estimate(flat, name, step)
         if flat.is_meta:
             return torch.empty(k, dtype=torch.int64, device=flat.device)
-        most = k + int(SURPLUS * n)
-        candidates = few_reaching(flat, threshold, most)
-        for _ in range(ROUNDS):
+        for _ in range(11):
+            candidates = few_reaching(flat, threshold, k + n // 16)  # a longer list is given up
             if candidates is None or len(candidates) >= 0.8 * k or not threshold:
                 break
             threshold = threshold * 0.8
-            candidates = few_reaching(flat, threshold, most)
         if candidates is None:  # the k largest of those that reach it are the k largest of all
             return largest_magnitudes(flat, k)
         return candidates if len(candidates) <= k else candidates[largest_magnitudes(flat[candidates], k)]
 
-    def _estimate(self, flat: Tensor, density: float, name: str, step: int) -> Tensor:
+    def _estimate(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the threshold, 0-D: the smallest of the top share, at least two elements, of a sample."""
         n = flat.numel()
-        samples = min(n, max(math.ceil(SAMPLE * n), math.ceil(2 / density)))
+        samples = min(n, max(math.ceil(SAMPLE * n), math.ceil(2 / self.density)))
         positions = one_of_each(n, samples, 0, samples, generator(flat.device, name, step), flat.device)
-        return torch.topk(flat[positions].abs(), math.ceil(density * samples), sorted=False).values.min()
+        return torch.topk(flat[positions].abs(), math.ceil(self.density * samples), sorted=False).values.min()
 
 
 @dataclass(frozen=True)
@@ -137,13 +112,10 @@ class DGCSimple(Selecting, SparseCompressor):
             if candidates is not None and len(candidates) >= fewest:
                 return candidates
             threshold = threshold * (1.3 if candidates is None else 0.7)
-        found = reaching(flat, threshold)
-        return found if len(found) else reaching(flat, infinity_norm(flat))
+        return reaching_or_largest(flat, threshold, strictly=False)
 
     def _estimate(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the first threshold, 0-D: the smallest of the top share of the sample."""
-        samples = share(SAMPLE, flat.numel())
-        source = generator(flat.device, name, step)
-        positions = torch.randint(flat.numel(), (samples,), generator=source, device=flat.device)
-        top = torch.topk(flat[positions].abs(), share(SAMPLE * self.density, flat.numel()), sorted=False).values
-        return top.min()
+        n, source = flat.numel(), generator(flat.device, name, step)
+        positions = torch.randint(n, (share(SAMPLE, n),), generator=source, device=flat.device)
+        return torch.topk(flat[positions].abs(), share(SAMPLE * self.density, n), sorted=False).values.min()

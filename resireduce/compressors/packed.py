@@ -30,7 +30,11 @@ def encode(indices: Tensor, numel: int) -> tuple[int, Tensor]:
         return 0, torch.empty(0, dtype=torch.uint8, device=indices.device)
     gaps = indices.diff(prepend=indices.new_full((1,), -1)) - 1
     gaps = gaps if numel > torch.iinfo(torch.int32).max else gaps.int()
-    width = _best_width(gaps, numel)
+    widths = range(max(numel // count, 1).bit_length() + 1)
+    if gaps.is_meta:
+        width = widths[-1] - 1
+    else:
+        width = int(torch.stack([(gaps >> one).sum() + one * count for one in widths]).argmin())
     ends = ((gaps >> width) + 1).cumsum(0) - 1
     stop = count + (numel - count >> width) if indices.is_meta else int(ends[-1]) + 1
     marks = torch.zeros(stop, dtype=torch.uint8, device=indices.device)
@@ -48,12 +52,6 @@ def decode(data: Tensor, width: int, count: int) -> Tensor:
     ends = unpack_bits(data[stop:], BYTE * (data.numel() - stop)).nonzero().view(-1)
     high = ends.diff(prepend=ends.new_full((1,), -1)) - 1
     return ((high << width) + low + 1).cumsum(0) - 1
-
-
-def _best_width(gaps: Tensor, numel: int) -> int:
-    widths = range(max(numel // gaps.numel(), 1).bit_length() + 1)
-    bits = torch.stack([(gaps >> width).sum() + width * gaps.numel() for width in widths])
-    return widths[-1] - 1 if gaps.is_meta else int(bits.argmin())
 
 
 HEADER = 8
@@ -96,20 +94,17 @@ class Packed(Compressor):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return one buffer of bytes: a header, values, codes of the gaps between indices."""
-        return self._packed(self.of.compress(grad, name, step), grad, (name, step))
+        return self.compress_with(grad, name, step, self.state(grad.shape, grad))
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         return self.of.state(shape, like)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        return self._packed(self.of.compress_with(grad, name, step, state), grad, (name, step))
-
-    def _packed(self, payload: Payload, grad: Tensor, source: tuple[str, int]) -> Payload:
-        values, indices = payload.parts()
+        values, indices = self.of.compress_with(grad, name, step, state).parts()
         width, codes = encode(indices.long(), grad.numel())
         header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=grad.device)
         parts = (header.view(torch.uint8), values.view(torch.uint8), codes)
-        return Payload.pack(torch.cat(parts), like=grad, source=source)
+        return Payload.pack(torch.cat(parts), like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return self.of.sent_indices(self._unpacked(payload))

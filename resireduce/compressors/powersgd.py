@@ -1,7 +1,6 @@
 """PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
 optimization", NeurIPS 2019."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,14 +8,10 @@ from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, Inexact, State
 from resireduce.core.messages import Payload, Rounds
-from resireduce.errors import ConfigError, check_count, is_number
-from resireduce.pieces import generator, pieces
+from resireduce.errors import check, check_count, is_number
+from resireduce.pieces import generator, row_pieces
 
 # --- Orthonormal vectors, by Gram and Schmidt ---
-
-
-ROUNDING = 10
-"""Units of rounding: a vector of which projection leaves less than this part counts as dependent on the others."""
 
 
 def orthonormal(rows: Tensor) -> Tensor:
@@ -29,7 +24,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     """
     largest = rows.abs().amax(1, keepdim=True)
     scaled, basis = rows / torch.where(largest > 0, largest, 1), torch.zeros_like(rows)
-    smallest = ROUNDING * torch.finfo(rows.dtype).eps
+    smallest = 10 * torch.finfo(rows.dtype).eps  # a row of which projection leaves less depends on the others
     for number, row in enumerate(scaled):
         before, left = basis[:number], row
         for _ in range(2):
@@ -56,10 +51,8 @@ class PowerSGD(Agreeing, Inexact):
 
     def __post_init__(self) -> None:
         check_count("rank", self.rank, 1, "columns")
-        if not is_number(self.min_compression_rate) or self.min_compression_rate <= 0:
-            raise ConfigError(
-                f"min_compression_rate: {self.min_compression_rate!r} is not allowed; give a number greater than 0"
-            )
+        rate = self.min_compression_rate
+        check("min_compression_rate", rate, is_number(rate) and rate > 0, "a number greater than 0")
 
     def compresses(self, shape: torch.Size) -> bool:
         rows, columns = _sides(shape)
@@ -82,14 +75,19 @@ class PowerSGD(Agreeing, Inexact):
         matrix = grad.view(_sides(grad.shape))
         q = orthonormal(state["q"])
         asked = q.new_empty(len(q), len(matrix))
-        for rows in _pieces(matrix):
+        for rows in row_pieces(matrix):
             product = q.new_empty(rows.stop - rows.start, len(q)).addmm_(matrix[rows].to(q.dtype), q.T, beta=0)
             asked[:, rows] = product.T
         p = orthonormal((yield asked))
         own = torch.zeros_like(q)
-        for rows in _pieces(matrix):
+        for rows in row_pieces(matrix):
             own.addmm_(p[:, rows], matrix[rows].to(q.dtype))
-        return Payload.pack(_fitting(own, p, grad).view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
+        if grad.dtype == torch.float16:  # no element of what is sent or kept may exceed its range
+            least, most = grad.aminmax()
+            room = torch.finfo(grad.dtype).max - torch.maximum(-least, most).to(own.dtype)
+            reach = torch.linalg.vector_norm(p, dim=0).amax() * torch.linalg.vector_norm(own, dim=0).amax()
+            own.mul_(torch.where(reach > room, room / reach, 1))
+        return Payload.pack(own.view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
 
     def learn_(self, state: State, payload: Payload) -> None:
         """Store `payload`, the sum over all ranks, in `state`, as Q of the next step."""
@@ -99,7 +97,7 @@ class PowerSGD(Agreeing, Inexact):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         p, q = _factors(payload)
         matrix, limit = dense.view(_sides(dense.shape)), torch.finfo(dense.dtype).max
-        for rows in _pieces(matrix):
+        for rows in row_pieces(matrix):
             product = q.new_empty(matrix[rows].shape).addmm_(p[:, rows].T, q, beta=0)
             matrix[rows].add_(product.clamp_(-limit, limit).to(dense.dtype), alpha=scale)
         return dense
@@ -113,24 +111,7 @@ def _sides(shape: torch.Size) -> tuple[int, int]:
     return shape[:1].numel(), shape[1:].numel()
 
 
-def _pieces(matrix: Tensor) -> Iterator[slice]:
-    """Yield slices of rows, few enough that what is computed of them is small beside the matrix."""
-    columns = matrix.shape[1]
-    for piece in pieces(matrix.numel(), columns):
-        yield slice(piece.start // columns, piece.stop // columns)
-
-
 def _factors(payload: Payload) -> tuple[Tensor, Tensor]:
     """Return the transpose of P, and what the payload holds, a matrix of as many rows."""
     assert payload.known is not None
     return payload.known, payload.buffer.view(len(payload.known), -1)
-
-
-def _fitting(own: Tensor, p: Tensor, grad: Tensor) -> Tensor:
-    """Return `own`, for a float16 `grad` scaled so that no element of what is sent or kept exceeds its range."""
-    if grad.dtype != torch.float16:
-        return own
-    least, most = grad.aminmax()
-    room = torch.finfo(grad.dtype).max - torch.maximum(-least, most).to(own.dtype)
-    reach = torch.linalg.vector_norm(p, dim=0).amax() * torch.linalg.vector_norm(own, dim=0).amax()
-    return own.mul_(torch.where(reach > room, room / reach, 1))

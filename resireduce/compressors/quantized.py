@@ -10,10 +10,10 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.compressors.base import Collective, Inexact, add_where_
-from resireduce.core.messages import Message, Payload, Round, Summed
-from resireduce.errors import ConfigError, check_count, is_count, is_number
+from resireduce.core.messages import Message, Payload, Round, Summed, unfilled
+from resireduce.errors import check, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
-from resireduce.kernels.ops import infinity_norm, norms_of_blocks
+from resireduce.kernels.ops import in_one_launch, infinity_norm, norms_of_blocks
 from resireduce.pieces import generator, is_host, pieces, spread, worth_a_piece
 from resireduce.residuals.base import NoResidual
 
@@ -105,23 +105,63 @@ class Block8(Inexact):
     """
 
     bits: ClassVar[int] = 8
+    most: ClassVar[int] = 127
+    """The greatest whole number that they hold beside a sign."""
 
     block: int = 256
     """Elements that share a scale, a multiple of 8."""
 
     def __post_init__(self) -> None:
-        if not is_count(self.block) or self.block < BYTE or self.block % BYTE:
-            raise ConfigError(f"block: {self.block!r} is not allowed; give a number of elements, a multiple of {BYTE}")
+        is_allowed = is_count(self.block) and self.block >= BYTE and not self.block % BYTE
+        check("block", self.block, is_allowed, f"a number of elements, a multiple of {BYTE}")
+
+    def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the message of a bucket, whose `sums` are all formed and rounded at once: on a GPU in one launch."""
+        if type(self) not in (Block8, Block4):  # a subclass may round otherwise
+            return super().send(sums, finiteness)
+        finiteness.look_later_(sums)
+        dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
+        shapes = [(self._shape(one.numel()), -(-one.numel() // self.block)) for one in dense]
+        wide = torch.promote_types(dense[0].dtype, torch.float32)
+        layouts = [((torch.uint8, rows * columns), (wide, blocks)) for (rows, columns), blocks in shapes]
+        buffer, parts = unfilled(layouts, dense[0].device)
+        payloads = [
+            Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
+        ]
+        if self._in_one_launch(dense):
+            from resireduce.kernels.gpu.blocks import compress_blocks_
+
+            compress_blocks_([*zip(dense, added, strict=True)], parts, self.block, self.bits)
+        else:
+            add_where_(dense, added)
+            for one, payload in zip(dense, payloads, strict=True):
+                payload.buffer.copy_(self.compress(one, "", 0).buffer)
+                self.error_(one, payload)
+        del added  # an update may free it before it stores anew
+        for one, payload, left in zip(sums, payloads, dense, strict=True):
+            one.keep_rest_(payload, left)
+        return Message([one.name for one in sums], self, payloads, buffer)
+
+    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        if type(self) not in (Block8, Block4) or not self._in_one_launch(targets):
+            return super().combine_each_(targets, payloads, scale)
+        from resireduce.kernels.gpu.blocks import add_blocks_
+
+        add_blocks_(targets, [[one.buffer for one in own] for own in payloads], self.block, self.bits, scale, True)
+
+    def _in_one_launch(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether they are on a GPU whose kernels take blocks of this size: a power of two, from 16 to 4096."""
+        return in_one_launch(tensors) and self.block in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
         flat = grad.view(-1)
         wide = torch.promote_types(flat.dtype, torch.float32)
-        scales, most = norms_of_blocks(flat, self.block, torch.inf).to(wide), self._most
+        scales = norms_of_blocks(flat, self.block, torch.inf).to(wide)
         codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
-            levels = (flat[piece] / largest).mul_(most).round_().add_(most).to(torch.uint8)
+            levels = (flat[piece] / largest).mul_(self.most).round_().add_(self.most).to(torch.uint8)
             codes[:, self._columns(piece)] = levels if self.bits == BYTE else pack_codes(levels, self.bits)
         return Payload.pack(codes.view(-1), scales, like=grad)
 
@@ -132,8 +172,7 @@ class Block8(Inexact):
         for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             part = codes[:, self._columns(piece)]
             whole = part[0] if self.bits == BYTE else unpack_codes(part, piece.stop - piece.start, torch.uint8)
-            levels = whole.to(scales.dtype)
-            values = levels.sub_(self._most).div_(self._most).mul_(spread(scales, self.block, piece))
+            values = whole.to(scales.dtype).sub_(self.most).div_(self.most).mul_(spread(scales, self.block, piece))
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
 
@@ -144,17 +183,13 @@ class Block8(Inexact):
     def _columns(self, piece: slice) -> slice:
         return piece if self.bits == BYTE else octets(piece)
 
-    @property
-    def _most(self) -> int:
-        """The greatest whole number that the bits of an element hold beside its sign."""
-        return 2 ** (self.bits - 1) - 1
-
 
 @dataclass(frozen=True)
 class Block4(Block8):
     """Sends every element as the nearest of 15 levels, multiples of its block's largest magnitude / 7: 4 bits."""
 
     bits: ClassVar[int] = 4
+    most: ClassVar[int] = 7
 
 
 @dataclass(frozen=True)
@@ -172,8 +207,7 @@ class Fp8(Inexact):
     """Elements that share a scale."""
 
     def __post_init__(self) -> None:
-        if self.form not in FLOATS:
-            raise ConfigError(f"form: {self.form!r} is not allowed; give {' or '.join(FLOATS)}")
+        check("form", self.form, self.form in FLOATS, " or ".join(FLOATS))
         check_count("block", self.block, 1, "elements")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -220,8 +254,7 @@ class QSGD(Inexact):
     """Elements that share a norm, 1 or more; None: the whole tensor."""
 
     def __post_init__(self) -> None:
-        if self.norm not in (2, math.inf):
-            raise ConfigError(f"norm: {self.norm!r} is not allowed; give 2 or infinity")
+        check("norm", self.norm, self.norm in (2, math.inf), "2 or infinity")
         check_count("bucket", self.bucket, 1, "elements", or_none=True)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -278,8 +311,8 @@ class TernGrad(Inexact):
     """In deviations, more than 0; None: nothing is clipped."""
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
-            raise ConfigError(f"clip: {self.clip!r} is not allowed; give a number of deviations, more than 0, or None")
+        is_allowed = self.clip is None or (is_number(self.clip) and self.clip > 0)
+        check("clip", self.clip, is_allowed, "a number of deviations, more than 0, or None")
 
     @property
     def unbiased(self) -> bool:
@@ -288,7 +321,14 @@ class TernGrad(Inexact):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return two planes of bits, "not zero" and "negative", and s, in float32 (float64 for float64)."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
-        largest = self._largest(flat)
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        largest = infinity_norm(flat).to(wide).view(1)
+        if self.clip is not None:
+            mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
+            for piece in pieces(flat.numel()):
+                mean += flat[piece].double().square().div_(flat.numel()).sum()
+            limit = mean.sqrt_().mul_(self.clip).to(wide)
+            largest = torch.where(limit > 0, torch.minimum(largest, limit), largest)  # squares of the tiniest are zero
         planes = torch.empty(2, -(-flat.numel() // BYTE), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), BYTE):
             draw = torch.rand(piece.stop - piece.start, dtype=torch.float32, device=flat.device, generator=source)
@@ -304,18 +344,6 @@ class TernGrad(Inexact):
             values = torch.where(codes > 1, -largest, largest).mul_(codes > 0)
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
-
-    def _largest(self, flat: Tensor) -> Tensor:
-        """Return s, [1]: the largest magnitude, or the clipping limit if that is smaller."""
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        largest = infinity_norm(flat).to(wide).view(1)
-        if self.clip is None:
-            return largest
-        mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
-        for piece in pieces(flat.numel()):
-            mean += flat[piece].double().square().div_(flat.numel()).sum()
-        limit = mean.sqrt_().mul_(self.clip).to(wide)
-        return torch.where(limit > 0, torch.minimum(largest, limit), largest)  # squares of the tiniest are zero
 
 
 EXPONENTS = 127

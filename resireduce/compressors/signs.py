@@ -8,7 +8,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Inexact, Momentum
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, is_number
+from resireduce.errors import check, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
 from resireduce.pieces import pieces
 
@@ -89,8 +89,8 @@ class Signum(SignSGD):
     """m, with 0 <= m < 1; 0 is signSGD."""
 
     def __post_init__(self) -> None:
-        if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
-            raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
+        factor = self.momentum_factor
+        check("momentum_factor", factor, is_number(factor) and 0 <= factor < 1, "a number, 0 <= it < 1")
 
     @property
     def momentum(self) -> Momentum | None:

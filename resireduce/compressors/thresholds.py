@@ -13,7 +13,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.core.messages import Payload
-from resireduce.errors import ConfigError, check_count, choose, is_number
+from resireduce.errors import check, check_count, choose, is_number
 from resireduce.kernels.ops import infinity_norm
 from resireduce.pieces import pieces, share, slices
 
@@ -161,9 +161,9 @@ def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: b
     return torch.cat(found)
 
 
-def reaching_or_largest(flat: Tensor, threshold: float) -> Tensor:
-    """Return what `reaching` does for `flat` and `threshold`, strictly; if nothing, the largest magnitudes."""
-    found = reaching(flat, threshold, strictly=True)
+def reaching_or_largest(flat: Tensor, threshold: Tensor | float, strictly: bool = True) -> Tensor:
+    """Return what `reaching` does for `flat`, `threshold` and `strictly`; if nothing, the largest magnitudes."""
+    found = reaching(flat, threshold, strictly)
     return found if len(found) else reaching(flat, infinity_norm(flat))
 
 
@@ -186,8 +186,8 @@ class Threshold(SparseCompressor):
     """In the unit of the gradient, 0 or more."""
 
     def __post_init__(self) -> None:
-        if not is_number(self.threshold) or not math.isfinite(self.threshold) or self.threshold < 0:
-            raise ConfigError(f"threshold: {self.threshold!r} is not allowed; give a number, 0 or more")
+        is_allowed = is_number(self.threshold) and 0 <= self.threshold < math.inf
+        check("threshold", self.threshold, is_allowed, "a number, 0 or more")
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         if flat.is_meta:
@@ -244,12 +244,6 @@ class GaussianK(Estimating):
         return reaching_or_largest(flat, not_above(threshold, flat.dtype))
 
 
-WIDTH = 0.2
-"""The search ends when its interval is this narrow: after three probes."""
-STEPS = (0.8, 0.6, 0.4, 0.2, 0.0)
-"""Where the trimmed variant probes, in this order."""
-
-
 @dataclass(frozen=True)
 class RedSync(Estimating):
     """Sends what exceeds a threshold between the mean and the largest magnitude, found by halving.
@@ -270,17 +264,13 @@ class RedSync(Estimating):
 
     def _search(self, flat: Tensor, k: int, mean: float, width: float) -> Tensor:
         """Return the elements selected by a threshold between `mean` and `mean` + `width`."""
-        lower, upper, threshold = 0.0, 1.0, mean
-        while upper - lower > WIDTH:
-            middle = (lower + upper) / 2
-            threshold = not_above(mean + middle * width, flat.dtype)
+        part = 0.5
+        for step in (0.25, 0.125, 0.0625):  # how far it moves after each probe
+            threshold = not_above(mean + part * width, flat.dtype)
             passed = few_reaching(flat, threshold, 2 * k - 1, strictly=True)
             if passed is not None and len(passed) > k:
                 return passed
-            if passed is not None and 2 * len(passed) < k:
-                upper = middle
-            else:
-                lower = middle
+            part += -step if passed is not None and 2 * len(passed) < k else step
         return reaching_or_largest(flat, threshold)
 
 
@@ -293,7 +283,7 @@ class RedSyncTrim(RedSync):
     """
 
     def _search(self, flat: Tensor, k: int, mean: float, width: float) -> Tensor:
-        for part in STEPS:
+        for part in (0.8, 0.6, 0.4, 0.2, 0.0):
             passed = reaching_or_largest(flat, not_above(mean + part * width, flat.dtype))
             if len(passed) >= k:
                 break
@@ -303,10 +293,6 @@ class RedSyncTrim(RedSync):
 FITS = ("exponential", "pareto", "gamma")
 FIRST = 0.25
 """Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
-CALLS = 5
-"""Calls after which the number of stages is adapted."""
-FEWER, MORE = 0.8, 1.2
-"""Mean numbers sent, as parts of k, below which a stage is added, and above which one is removed."""
 
 
 @dataclass(frozen=True)
@@ -338,20 +324,27 @@ class SIDCo(Estimating):
         """Return the number of stages, the calls since it was adapted, and the sum of what they sent, as parts of k."""
         return {} if self.stages else {"stages": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float32, device=like.device)}
 
-    def passing(self, flat: Tensor, k: int) -> Tensor:
-        return self._passing(flat, self.stages or 1)
+    def passing(self, flat: Tensor, k: int, stages: int = 1) -> Tensor:
+        later = (self.stages or stages) - 1 if self.density < FIRST else 0
+        threshold = self._first(flat, FIRST if later else self.density)
+        for _ in range(later):
+            found = moments(magnitudes(flat, threshold))
+            if found is None:  # nothing is left to fit
+                break
+            threshold = found.least + self._tail(found, found.least, (self.density / FIRST) ** (1 / later))
+        return reaching_or_largest(flat, not_above(threshold, flat.dtype))
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
         if grad.is_meta or self.stages:
             return self.compress(grad, name, step)
-        flat, memory = grad.view(-1), state["stages"]
+        k, memory = share(self.density, grad.numel()), state["stages"]
         held, calls, sent = memory.tolist()
         stages = self._allowed(held)
-        indices = self._passing(flat, stages)
+        indices = self.passing(grad.view(-1), k, stages)
         if len(indices):
-            calls, sent = calls + 1, sent + len(indices) / share(self.density, flat.numel())
-            if calls >= CALLS:
-                stages = self._allowed(stages + (sent < FEWER * calls) - (sent > MORE * calls))
+            calls, sent = calls + 1, sent + len(indices) / k
+            if calls >= 5:
+                stages = self._allowed(stages + (sent < 0.8 * calls) - (sent > 1.2 * calls))
                 calls, sent = 0, 0.0
             memory.copy_(torch.tensor([stages, calls, sent], device="cpu"))
         return self.packed(grad, indices)
@@ -359,21 +352,6 @@ class SIDCo(Estimating):
     def _allowed(self, stages: float) -> int:
         """Return the number of stages nearest to `stages`, between 1 and what this density allows."""
         return int(max(1, min(stages, math.ceil(math.log2(1 / self.density)))))
-
-    def _passing(self, flat: Tensor, stages: int) -> Tensor:
-        return reaching_or_largest(flat, not_above(self._threshold(flat, stages), flat.dtype))
-
-    def _threshold(self, flat: Tensor, stages: int) -> float:
-        """Return the threshold of the last stage, or of the stage that leaves nothing to fit."""
-        if stages == 1 or self.density >= FIRST:
-            return self._first(flat, self.density)
-        threshold, part = self._first(flat, FIRST), (self.density / FIRST) ** (1 / (stages - 1))
-        for _ in range(stages - 1):
-            found = moments(magnitudes(flat, threshold))
-            if found is None:
-                break
-            threshold = found.least + self._tail(found, found.least, part)
-        return threshold
 
     def _first(self, flat: Tensor, part: float) -> float:
         """Return the first stage's threshold for this share; gamma, which allows no zeros, is fitted to the rest."""

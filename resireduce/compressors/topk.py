@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 # --- The common base of compressors that send some elements as values and indices ---
 
 
-LARGEST_HALF = torch.finfo(torch.float16).max
-
-
 @dataclass(frozen=True)
 class SparseCompressor(Compressor):
     """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
@@ -47,7 +44,8 @@ class SparseCompressor(Compressor):
         values = flat.index_select(0, indices)
         if self.half:
             wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
-            values = wide.clamp_(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
+            limit = torch.finfo(torch.float16).max
+            values = wide.clamp_(-limit, limit).to(torch.float16)
             if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
                 kept = values.nonzero().view(-1)
                 values, indices = values[kept], indices[kept]
@@ -132,7 +130,7 @@ class TopK(Selecting, SparseCompressor):
         if self._in_kernels(dense):
             from resireduce.kernels.gpu import bucket
 
-            return buffer, payloads, bucket.compress_topk_(added, dense, ks, buffer)
+            return buffer, payloads, bucket.compress_topk_(added, dense, ks, parts)
         if self.half or not largest_each([*zip(dense, ks, added, parts, strict=True)]):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):

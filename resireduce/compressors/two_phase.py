@@ -62,12 +62,8 @@ class Block8TwoPhase(Agreeing, Inexact):
         mean.add_(left)
         sent = self.quantiser.compress(mean, name, step)
         known = torch.cat([*(yield AllGather(sent.buffer, equal_sizes=True))])
-        payload = Payload.pack(own, like=grad)
-        learnt = {"owned": self.quantiser.error_(mean, sent)}
-        return replace(payload, known=known, rounds_bytes=sent.buffer.nbytes, learnt=learnt)
-
-    def learn_(self, state: State, payload: Payload) -> None:
-        state["owned"].copy_(payload.learnt["owned"])
+        payload = Payload.pack(own, like=grad, known=known, rounds_bytes=sent.buffer.nbytes)
+        return replace(payload, learnt={"owned": self.quantiser.error_(mean, sent)})
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         flat, size = dense.view(-1), self._size(dense.numel())
@@ -81,10 +77,7 @@ class Block8TwoPhase(Agreeing, Inexact):
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
         """Overwrite `dense` with what all ranks have been sent, which is the mean already; return it."""
-        dense.zero_()
-        for payload in payloads:
-            self.add_(dense, payload)
-        return dense
+        return super().combine_(dense, payloads, 1.0)
 
     def _size(self, numel: int) -> int:
         """Return the elements of a part: whole bytes of the bits of its elements."""

@@ -3,7 +3,6 @@ arXiv 2411.19870, section 3."""
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -85,25 +84,18 @@ class _Tiles:
 
     def forward(self, part: Tensor) -> Tensor:
         """Return coefficients / ROOM^2 of the tiles in `part`: [rows of tiles, columns of tiles, height, width]."""
-        with self._exactly():
-            return (self._left / ROOM) @ self._cut(part) @ (self._right.T / ROOM)
+        return (self._left / ROOM) @ self._cut(part) @ (self._right.T / ROOM)
 
     def backward(self, values: Tensor, places: Tensor) -> Tensor:
         """Return tiles from coefficients / ROOM^2 at int64 `places` of their flat form; all others are zero."""
         coefficients = values.new_zeros(*values.shape[:2], self.height * self.width).scatter_(2, places, values)
-        with self._exactly():
-            return (self._left.T * ROOM) @ coefficients.unflatten(2, (self.height, self.width)) @ (self._right * ROOM)
+        return (self._left.T * ROOM) @ coefficients.unflatten(2, (self.height, self.width)) @ (self._right * ROOM)
 
     def hold(self, part: Tensor, sent: Tensor) -> Tensor:
         """Return for each tile in `part` whether what is `sent` of it, and what is left, are both finite: bool."""
         rounded = sent.to(part.dtype)
         finite = rounded.isfinite() & (self._cut(part).to(part.dtype) - rounded).isfinite()
         return finite.flatten(2).all(2)
-
-    def _exactly(self) -> AbstractContextManager[object]:
-        """Multiply in the coefficients' dtype, even if a script runs its backward pass or its step in autocast."""
-        device = self._matrix.device.type
-        return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
     def _cut(self, part: Tensor) -> Tensor:
         """Return tiles of `part`, filled up with zeros, in the dtype of the coefficients."""

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, Collective, Selecting, State
 from resireduce.compressors.thresholds import few_reaching, not_above, planned
-from resireduce.compressors.topk import SparseCompressor, largest_without_zeros, narrowed
+from resireduce.compressors.topk import largest_without_zeros, narrowed
 from resireduce.core.messages import AllGather, AllToAll, Payload, Ragged, Rounds
-from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.errors import check, check_count, is_number
 from resireduce.pieces import share
 
 RAISES, RAISE = 5, 1.03
 """How often, and by what factor, a threshold is raised within a step while too many magnitudes reach it."""
 Sums = tuple[Tensor, Tensor]
 """Values, in float32 at least, and their flat indices, int64 and ascending."""
-PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
 
 
 def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
@@ -71,19 +70,10 @@ class Threshold(NamedTuple):
     """The number of the step, counted from 1, in which it was found exactly."""
 
     @classmethod
-    def of(cls, memory: Tensor) -> "Threshold":
-        """Return the threshold that `memory` holds; an unknown one if it has no storage."""
-        return cls() if memory.is_meta else cls(*memory.tolist())
-
-    @classmethod
     def reached_by(cls, values: Tensor, k: int, step: int) -> "Threshold":
         """Return the least magnitude of `values`, chosen exactly in `step`; unknown without values, or storage."""
         least = float(values.abs().amin()) if len(values) and not values.is_meta else 0.0
         return cls(least, k, step + 1)
-
-    def remembered(self, device: torch.device) -> Tensor:
-        """Return three float64 on `device`, from which `of` makes this threshold again."""
-        return torch.tensor(self, dtype=torch.float64, device=device)
 
     def is_due(self, k: int, step: int, every: int) -> bool:
         """Whether it must be found again in `step`, counted from 0: after `every` steps, and for another `k`."""
@@ -97,7 +87,7 @@ class Threshold(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OkTopK(Agreeing, Selecting, SparseCompressor):
+class OkTopK(Agreeing, Selecting):
     """Sends what each rank selects to the ranks that sum it, each a region, and of the sums those that are selected.
 
     Section 3, with k = max(1, floor(density x n)):
@@ -142,11 +132,11 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, is_one in (dict.fromkeys(PERIODS, is_count) | dict.fromkeys(FACTORS, is_number)).items():
-            if not is_one(given := getattr(self, name)) or not 1 <= given < math.inf:
-                raise ConfigError(f"{name}: {given!r} is not allowed; give a number, 1 or more")
-        if self.half:
-            raise ConfigError("half: True is not allowed for Ok-Topk, of which sums travel too; leave it out")
+        for name in ("local_every", "global_every", "regions_every"):
+            check_count(name, getattr(self, name), 1)
+        for name in ("local_factor", "global_factor"):
+            factor = getattr(self, name)
+            check(name, factor, is_number(factor) and 1 <= factor < math.inf, "a number, 1 or more")
 
     def for_world(self, world_size: int) -> "OkTopK":
         return replace(self, ranks=world_size)
@@ -157,16 +147,9 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         mine, common: a threshold, the k that it belongs to, and the number of the step, counted from 1, in which it was
         found; 0: none is known. starts: where each rank's region begins, and last the step in which this was found.
         """
-        none = Threshold().remembered(like.device)
-        starts = torch.tensor(
-            [*(shape.numel() * rank // self.ranks for rank in range(self.ranks)), 0],
-            dtype=torch.int64,
-            device=like.device,
-        )
-        return {"mine": none, "common": none.clone(), "starts": starts}
-
-    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        return largest_without_zeros(flat, share(self.density, flat.numel()))
+        mine, common = (torch.zeros(3, dtype=torch.float64, device=like.device) for _ in range(2))
+        starts = [shape.numel() * rank // self.ranks for rank in range(self.ranks)]
+        return {"mine": mine, "common": common, "starts": torch.tensor([*starts, 0], device=like.device)}
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
         """Exchange what each rank selects of its `grad`; return the part of this rank's that entered the average.
@@ -187,28 +170,27 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         sums = summed([unpaired(one, wide) for one in (yield asked)])
         (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
         used = mine if mine.is_meta else mine[torch.isin(mine, places, assume_unique=True)]
-        own = _packed(flat[used].to(wide), used, grad)
+        own = Ragged.pack(flat[used].to(wide), narrowed(used, grad), like=grad)
         return replace(
             own,
-            known=_packed(values, places, grad).buffer,
+            known=Ragged.pack(values, narrowed(places, grad), like=grad).buffer,
             rounds_bytes=told + asked.tensor.nbytes + offered - own.nbytes,
-            learnt={"common": common.remembered(flat.device), "starts": starts},
+            learnt={"common": torch.tensor(common, dtype=torch.float64, device=flat.device), "starts": starts},
         )
 
-    def learn_(self, state: State, payload: Payload) -> None:
-        for name, value in payload.learnt.items():
-            state[name].copy_(value)
+    def sent_indices(self, payload: Payload) -> Tensor:
+        return payload.parts()[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         values, indices = payload.parts()  # scaled in float32 at least: a sum may exceed the range of float16
-        scaled = Ragged.pack(values * scale, indices, like=values)
-        return super().add_(dense, replace(payload, buffer=scaled.buffer, layout=scaled.layout))
+        dense.view(-1).index_add_(0, indices, (values * scale).to(dense.dtype))
+        return dense
 
     def _selected(self, flat: Tensor, k: int, step: int, memory: Tensor) -> Tensor:
         """Return the indices of what this rank selects; remember the threshold, if there was anything to select."""
         if flat.is_meta:
             return planned(flat, k)
-        known, found = Threshold.of(memory), None
+        known, found = Threshold(*memory.tolist()), None
         if k < len(flat) and not known.is_due(k, step, self.local_every):
             for _ in range(RAISES + 1):
                 found = few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)
@@ -219,7 +201,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         if found is None:
             found = largest_without_zeros(flat, k)
             known = Threshold.reached_by(flat[found], k, step)
-        memory.copy_(known.remembered(memory.device))
+        memory.copy_(torch.tensor(known, dtype=torch.float64, device="cpu"))
         return found
 
     def _regions(self, mine: Tensor, step: int, starts: Tensor) -> Generator[Tensor, Any, tuple[Tensor, int]]:
@@ -239,8 +221,8 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         self, sums: Sums, k: int, step: int, memory: Tensor, numel: int
     ) -> Generator[AllGather, Any, tuple[Sums, Threshold, int]]:
         """Return the selected sums of all regions, the common threshold, and the bytes that this rank has offered."""
-        known = Threshold.of(memory)
-        exact = memory.is_meta or k == numel or known.is_due(k, step, self.global_every)
+        known = Threshold() if memory.is_meta else Threshold(*memory.tolist())
+        exact = k == numel or known.is_due(k, step, self.global_every)
         values, places = sums
         if exact:
             chosen = largest_without_zeros(values, k)
@@ -258,7 +240,3 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         else:
             known = known.adapted(len(values), 4 * k / 3, self.global_factor)
         return (values, places), known, offered.tensor.nbytes
-
-
-def _packed(values: Tensor, places: Tensor, like: Tensor) -> Payload:
-    return Ragged.pack(values, narrowed(places, like), like=like)

@@ -1,11 +1,12 @@
 """Buckets: lists of parameters whose gradients are compressed, travel, and come back together; the slot of each of
 these parameters; and the rules for the borders of buckets."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,9 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.nodes import NodeSlices
 from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message, Payload, Round
-from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.guard import SECOND_BACKWARD, StreamedAway, guards
-from resireduce.same_memory import overlaps
+from resireduce.guard import StreamedAway, guards
 
 SMALL_BYTES = 1 << 18
 """Small dense tensors (biases, norms) are in buckets of up to this size: each message costs time."""
@@ -37,7 +37,7 @@ class Stage(Enum):
     ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
     SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
     LAST = "the last pass is over, and what it left in `.grad` is being taken"
-    TAKEN = "this rank has a gradient of it, and the average may be put into `.grad`"
+    TAKEN = "this rank, or another one of its node, has a gradient of it, and the average may be put into `.grad`"
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
     DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
 
@@ -48,10 +48,6 @@ OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
 """Stages after the last pass."""
 HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
 """Stages in which this rank has a gradient."""
-WAS_DROPPED = (
-    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
-    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
-)
 
 
 @dataclass(eq=False)
@@ -80,8 +76,6 @@ class Slot:
     its slice of the node's mean. None: the residual has absorbed it, or there is none."""
     is_ready: bool = False
     """Whether the bucket need not wait for it any more."""
-    elsewhere: bool = False
-    """With two levels: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
     """With two levels: the average, which came together with those of its bucket, until it is used."""
     passes: int = 0
@@ -116,10 +110,6 @@ class Slot:
         """Bytes of the dense gradient."""
         return self.parameter.nbytes
 
-    def is_like(self, other: "Slot") -> bool:
-        """Whether it has the dtype and device of `other`, so that they may share a collective."""
-        return self.kind[:2] == other.kind[:2]
-
     @property
     def is_guarded(self) -> bool:
         """Whether the guard is in `.grad`."""
@@ -133,15 +123,14 @@ class Slot:
     @property
     def is_taken(self) -> bool:
         """Whether this rank, or with two levels another one of its node, has taken a gradient of it in this step."""
-        return self.elsewhere or self.stage in HERE
+        return self.stage in HERE
 
     def restart(self) -> None:
         """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
         if self.is_guarded:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.gradient, self.average = 0, None, None, None, None
-        self.is_ready = self.elsewhere = False
-        self.stage = Stage.OPEN
+        self.is_ready, self.stage = False, Stage.OPEN
 
     def hide(self) -> None:
         """Replace `.grad` by the guard."""
@@ -161,24 +150,15 @@ class Slot:
         self.parameter.grad = None
         self.stage = Stage.TAKEN
 
-    def expect_another_pass(self) -> None:
-        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it."""
-        if self.is_over:
-            raise UsageError(SECOND_BACKWARD.format(name=self.name))
-        if self.stage is Stage.ABSORBED:
-            if not self.is_guarded:
-                raise UsageError(WAS_DROPPED.format(name=self.name))
-            self.parameter.grad = None
-
     def note_made(self) -> None:
         """Remember the address of the gradient that autograd has left in `.grad`."""
         grad = None if self.is_guarded else self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
-    def own(self, grad: Tensor, streamed: bool) -> Tensor:
-        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it. So is one that
-        is `streamed` and shared, since autograd may still hand out that memory to others."""
-        if grad.is_meta or (grad.data_ptr() == self.made and not (streamed and is_shared(grad))):
+    def own(self, grad: Tensor, shared: bool = False) -> Tensor:
+        """Return `grad`, which may be overwritten; if it is `shared`, since autograd may still hand out that memory to
+        others, or was put there by hand, a copy that replaces it."""
+        if grad.is_meta or (grad.data_ptr() == self.made and not shared):
             return grad
         return self.copy_grad(grad)
 
@@ -230,8 +210,6 @@ class Bucket:
     """One for each tensor."""
     message: Message | Round | None = None
     """This rank's message in this step, from its compression to its last use; or the round before it."""
-    is_compressed: bool = False
-    """Whether it has been compressed in this step."""
 
     @property
     def is_ready(self) -> bool:
@@ -248,20 +226,6 @@ class Bucket:
         """The name of the first tensor, by which ranks pair messages."""
         return self.slots[0].name
 
-    def compress(self, feedback: ErrorFeedback, step: int) -> dict[Slot, NonFiniteGradient]:
-        """Make this rank's message of `step`, and let the gradients go; return errors of those that were not finite."""
-        gradients = {slot.name: slot.gradient for slot in self.slots}
-        absorbed = [slot.name for slot in self.slots if slot.gradient is None and slot.stage in HERE]
-        for slot in self.slots:
-            slot.gradient = None
-        refused: dict[str, NonFiniteGradient] = {}
-        self.message, self.is_compressed = feedback.compress(gradients, step, absorbed, refused), True
-        return {slot: refused[slot.name] for slot in self.slots if slot.name in refused}
-
-    def restart(self) -> None:
-        """Begin a step anew."""
-        self.message, self.is_compressed = None, False
-
 
 def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[Bucket]:
     """Return the buckets of the tensors in `order`, the one in which gradients arrive.
@@ -273,7 +237,7 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
     dense = [slot for slot in order if not feedback.compresses(slot.name)]
     limit = sum(slot.nbytes for slot in order) if merge == "hybrid" else SMALL_BYTES
     lists = [*_merged(compressed, merge, feedback), *([slot] for slot in dense if not slot.small)]
-    lists += _filled([slot for slot in dense if slot.small], limit, lambda slot: slot.nbytes)
+    lists += _runs([slot for slot in dense if slot.small], limit, lambda slot: slot.nbytes)
     return [*arrange([Bucket(one) for one in lists], order)]
 
 
@@ -303,14 +267,16 @@ def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[
     """Return the lists of `slots`, which are compressed; names of other tensors in `merge` are ignored."""
     if merge is None and feedback.compressor.merges:
         nbytes = {slot: slot.shape_by_place.numel() * slot.template.itemsize for slot in slots}
-        return [*_filled(slots, min(LARGEST_BYTES, sum(nbytes.values()) // SHARE), nbytes.__getitem__)]
+        return _runs(slots, min(LARGEST_BYTES, sum(nbytes.values()) // SHARE), nbytes.__getitem__)
+    if merge in ("one", "hybrid"):
+        return _runs(slots)
     if isinstance(merge, str | None):
-        return [*_alike(slots)] if merge in ("one", "hybrid") else [[slot] for slot in slots]
+        return [[slot] for slot in slots]
     if isinstance(merge, int):
-        return [*_filled(slots, merge, lambda slot: sent_bytes(slot, feedback))]
+        return _runs(slots, merge, lambda slot: sent_bytes(slot, feedback))
     by_name = {slot.name: slot for slot in slots}
     listed = [[by_name.pop(name) for name in names if name in by_name] for names in merge]
-    return [run for names in listed for run in _alike(names)] + [[slot] for slot in by_name.values()]
+    return [run for names in listed for run in _runs(names)] + [[slot] for slot in by_name.values()]
 
 
 def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
@@ -319,30 +285,22 @@ def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
     return feedback.compressor_at(feedback.warm_up_steps).compress(like, slot.name, feedback.warm_up_steps).nbytes
 
 
-def _alike(slots: Iterable[Slot]) -> Iterator[list[Slot]]:
-    """Yield the longest runs of tensors of one kind."""
-    return _runs(slots, lambda run, slot: slot.is_like(run[0]))
-
-
-def _filled(slots: Sequence[Slot], limit_bytes: int, size: Callable[[Slot], int]) -> Iterator[list[Slot]]:
-    """Yield runs of one kind, of `limit_bytes` at most, by the `size` of each tensor, or of one that is larger."""
-    sizes = {slot: size(slot) for slot in slots}
-    return _runs(
-        slots,
-        lambda run, slot: slot.is_like(run[0]) and sum(sizes[one] for one in run) + sizes[slot] <= limit_bytes,
-    )
-
-
-def _runs(slots: Iterable[Slot], joins: Callable[[list[Slot], Slot], bool]) -> Iterator[list[Slot]]:
-    """Cut `slots` into runs: another one begins with a slot that does not join the run before it."""
-    run: list[Slot] = []
+def _runs(
+    slots: Sequence[Slot], limit_bytes: float = math.inf, size: Callable[[Slot], int] = lambda slot: 0
+) -> list[list[Slot]]:
+    """Cut `slots` into the longest runs of one dtype and device that have `limit_bytes` at most by the `size` of each,
+    or one slot that is larger."""
+    runs: list[list[Slot]] = []
+    held = 0
     for slot in slots:
-        if run and not joins(run, slot):
-            yield run
-            run = []
-        run.append(slot)
-    if run:
-        yield run
+        nbytes = size(slot)
+        if runs and slot.kind[:2] == runs[-1][0].kind[:2] and held + nbytes <= limit_bytes:
+            runs[-1].append(slot)
+            held += nbytes
+        else:
+            runs.append([slot])
+            held = nbytes
+    return runs
 
 
 # --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
@@ -377,6 +335,9 @@ def _of_one() -> int:
 # --- The memory of gradients and of their averages ---
 
 
+Key = TypeVar("Key")
+
+
 def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
     """Give gradients of `slots` memory of their own where autograd has left several in one, also with those of
     `others`: each is to hold an average, which has no graph.
@@ -388,11 +349,27 @@ def separate(slots: Sequence["Slot"], others: Iterable[Tensor]) -> None:
     for slot, grad in held:
         if slot is not None and grad.requires_grad:
             slot.parameter.grad = grad.detach()
-    pairs = overlaps((str(number), grad) for number, (_, grad) in enumerate(held))
-    for number in {int(place.name) for pair in pairs for place in pair}:
+    pairs = overlaps((number, grad) for number, (_, grad) in enumerate(held))
+    for number in {number for pair in pairs for number in pair}:
         slot, grad = held[number]
         if slot is not None:
             slot.copy_grad(grad)
+
+
+def overlaps(tensors: Iterable[tuple[Key, Tensor]]) -> Iterator[tuple[Key, Key]]:
+    """Yield the keys of each two of `tensors` whose spans of memory, from the first to the last element, overlap; those
+    whose memory cannot be looked at, as on device meta, are left out."""
+    spans = []
+    for key, one in tensors:
+        if one.layout == torch.strided and not one.is_meta and not private.is_wrapper(one) and one.numel():
+            last = sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))
+            start = one.data_ptr()
+            spans.append((str(one.device), start, start + (last + 1) * one.element_size(), key))
+    begun: list[tuple[str, int, int, Key]] = []
+    for span in sorted(spans, key=lambda span: span[:3]):
+        begun = [other for other in begun if other[0] == span[0] and other[2] > span[1]]
+        yield from ((other[3], span[3]) for other in begun)
+        begun.append(span)
 
 
 def laid_out(average: Tensor, like: Tensor) -> Tensor:
@@ -407,10 +384,17 @@ def laid_out(average: Tensor, like: Tensor) -> Tensor:
 
 @exactly
 def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
-    """Return the global norm of tensors with these L2 `norms`, one at least, and the factor that limits it to
-    `largest`: 0-D."""
+    """Return the global norm of tensors with these L2 `norms`, and the factor that limits it to `largest`: 0-D."""
+    if not norms:
+        return torch.zeros((), device="cpu"), torch.ones((), device="cpu")
     norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm, (largest / (norm + 1e-6)).clamp(max=1.0)
+
+
+def scale_(slots: Iterable[Slot], factor: Tensor) -> None:
+    """Multiply what is in the `.grad` of `slots` by the 0-D `factor`."""
+    for slot in slots:
+        slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
 
 
 # --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.base import Compressor, NoCompression, State
-from resireduce.compressors.momentum import MomentumCorrection
+from resireduce.compressors.base import Compressor, MomentumCorrection, NoCompression, State
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
@@ -298,7 +297,7 @@ class ErrorFeedback:
     ):
         self.warm_up_steps = warm_up_steps
         """Number of first steps in which all tensors are sent dense, and residuals stay zero."""
-        if compressor.collective == "rounds" and not communicator.exchanges:
+        if compressor.collective == "rounds" and type(communicator).all_to_all is Communicator.all_to_all:
             raise ConfigError(
                 f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
                 "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"

@@ -1,9 +1,11 @@
 """The hooks of the library on a model, and its backward passes: gradients are taken as autograd makes them."""
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,18 +16,15 @@ from resireduce import private
 from resireduce.core.bucket import Slot, Stage, accumulation_node
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
-from resireduce.guard import AFTER_FAILURE, SECOND_BACKWARD
 from resireduce.settings import Settings
 from resireduce.watchers import (
     COMPILED_AUTOGRAD,
-    OWNERS,
-    Orphans,
+    DISTRIBUTED,
     StepGuard,
-    Watcher,
-    end_watch,
     is_distributed,
     refuse_capture,
     refuse_compiled_autograd,
+    watch_orphans,
 )
 
 # --- The hooks that hand over gradients, and their removal ---
@@ -35,31 +34,20 @@ Act = Callable[[Any, Slot, Any], None]
 """What a hook does; its arguments are the owner of the hooks, the slot, and what autograd gives the hook."""
 
 
-class _Hook:
-    """Calls `act(owner, slot, given)`, with what autograd has given the hook, as long as the owner exists."""
-
-    def __init__(self, owner: weakref.ref[Any], index: int, act: Act):
-        self._owner, self._index, self._act = owner, index, act
-
-    @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
-    def __call__(self, given: Any) -> None:
-        if (owner := self._owner()) is not None:
-            with owner.turn:
-                self._act(owner, owner.slots[self._index], given)
+@torch.compiler.disable(reason=COMPILED_AUTOGRAD)
+def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
+    """Call `act(owner, slot, given)`, with what autograd has given a hook, as long as the owner exists."""
+    if (owner := place()) is not None:
+        with owner.turn:
+            act(owner, owner.slots[index], given)
 
 
-def _lost(
-    slots: Sequence[Slot],
-    handles: Sequence[RemovableHandle],
-    guards: Sequence[RemovableHandle],
-    steps: list[int],
-    world_size: int,
-) -> None:
+def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], steps: list[int], world_size: int) -> None:
     """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
-    steps. If it took some, with other ranks, the next backward pass gives a warning."""
-    _detach(slots, [*handles, *(guards if steps[1] else [])])
+    steps, by the first of them. If it took some, with other ranks, the next backward pass gives a warning."""
+    _detach(slots, handles if steps[1] else handles[1:])
     if steps[1] and world_size > 1:
-        Orphans(slot.parameter for slot in slots)
+        watch_orphans(slot.parameter for slot in slots)
     if not steps[1]:
         warn(
             "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
@@ -72,7 +60,7 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
     for slot in slots:
         slot.restart()
-        OWNERS.pop(slot.parameter, None)
+        DISTRIBUTED.pop(slot.parameter, None)
 
 
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
@@ -90,31 +78,22 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
 class BackwardPasses:
     """Hands the gradients of `model` to an `exchange`, by hooks that hold it weakly and are removed with it."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        wrapped: torch.optim.Optimizer,
-        exchange: Exchange,
-        settings: Settings,
-        watchers: Sequence[Watcher],
-    ):
+    def __init__(self, model: nn.Module, wrapped: torch.optim.Optimizer, exchange: Exchange, settings: Settings):
         self.turn = threading.RLock()
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
-        self.slots, self._exchange, self._watchers = exchange.slots, exchange, watchers
-        self.passes_per_step, self._syncing = settings.backward_passes_per_step, True
-        self.under_way, self._task = False, -1
-        """Whether a backward pass has begun and not finished, and to which run of autograd's engine it belongs."""
-        end_watch(slot.parameter for slot in self.slots)
-        self._handles: list[RemovableHandle] = []
+        self.slots, self._exchange = exchange.slots, exchange
+        self.passes_per_step = settings.backward_passes_per_step
+        self._last_pass: float = self.passes_per_step
+        self.under_way = False
+        """Whether a backward pass has begun and not finished."""
+        self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
         self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
         self._steps = [0, 0]  # whether a step is being taken, and how many have been
-        self._guards: list[RemovableHandle] = []
-        own = self._own = weakref.ref(self)
-        for slot in self.slots:
-            OWNERS[slot.parameter] = own
-        world_size = exchange.world_size
-        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._guards, self._steps, world_size)
+        self._own = weakref.ref(self)
+        DISTRIBUTED.update(dict.fromkeys((slot.parameter for slot in self.slots), True))
+        world_size = exchange.queue.world.world_size
+        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._steps, world_size)
         self._lost.atexit = False
         try:
             self._attach(model, wrapped, settings.streamed)
@@ -126,17 +105,16 @@ class BackwardPasses:
 
     def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, streamed: bool) -> None:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""
-        act = BackwardPasses._on_finished if streamed else _note_gradient
-        for slot in self.slots:
-            hook = _Hook(self._own, slot.index, act)
-            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
-            if streamed:
-                self._announce(slot)
         for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
-        self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-        if not self._exchange.intake.hides:  # a guard in `.grad` would show a wrapper that averages too
+        self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
+        act = BackwardPasses._on_finished if streamed else _note_gradient
+        for slot in self.slots:
+            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
+            if streamed:
+                self._announce(slot)
+        if not self._exchange.lifetime.hides:  # a guard in `.grad` would show a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -150,7 +128,10 @@ class BackwardPasses:
         node = accumulation_node(slot.parameter)
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
-            self._handles.append(node.register_prehook(_Hook(self._own, slot.index, BackwardPasses._before)))
+            self._handles.append(node.register_prehook(self._hook(slot, BackwardPasses._before)))
+
+    def _hook(self, slot: Slot, act: Act) -> Callable[[Any], None]:
+        return partial(_call, self._own, slot.index, act)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -165,26 +146,16 @@ class BackwardPasses:
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
         """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum."""
-        outer, self._syncing = self._syncing, False
+        outer, self._last_pass = self._last_pass, math.inf
         try:
             yield
         finally:
-            self._syncing = outer
+            self._last_pass = outer
 
     def end(self) -> None:
         """Remove all hooks, and forget the gradients under way."""
         self._lost.detach()
-        _detach(self.slots, [*self._handles, *self._guards])
-
-    def _begin(self, slot: Slot) -> None:
-        """Note that part of this parameter's gradient is there, perhaps the first of a backward pass."""
-        refuse_compiled_autograd()
-        refuse_capture(slot.parameter.device)
-        self._exchange.refuse_if_failed()
-        if not self.under_way:
-            self.under_way, self._task = True, private.current_pass()
-            self._exchange.begin_backward()
-            private.at_end_of_pass(self._end)
+        _detach(self.slots, self._handles)
 
     def _before(self, slot: Slot, gradients: Sequence[Tensor | None]) -> None:
         """Prepare for the gradient that autograd is about to add to `.grad`, if it is not None."""
@@ -192,8 +163,6 @@ class BackwardPasses:
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and comes:
             self._exchange.refuse_if_failed()
-            if slot.is_over and self.under_way and self._task != private.current_pass():
-                raise UsageError(SECOND_BACKWARD.format(name=slot.name) + AFTER_FAILURE)
             self._exchange.expect(slot)
 
     def _on_finished(self, slot: Slot, _: object) -> None:
@@ -202,28 +171,30 @@ class BackwardPasses:
         if comes is None:
             self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
-        if comes and not self._exchange.intake.has_gone(slot):
-            self._on_gradient(slot)
+        if comes and not self._exchange.has_gone(slot):
+            if torch.is_grad_enabled():  # with create_graph=True
+                with torch.no_grad():
+                    self._on_gradient(slot)
+            else:
+                self._on_gradient(slot)
 
     def _on_gradient(self, slot: Slot) -> None:
-        """Take this parameter's gradient, which is complete, in `.grad`."""
-        if torch.is_grad_enabled():  # with create_graph=True
-            with torch.no_grad():
-                return self._on_gradient(slot)
-        self._begin(slot)
-        self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
+        """Take this parameter's gradient, which is complete, in `.grad`, perhaps the first of a backward pass."""
+        refuse_compiled_autograd()
+        refuse_capture(slot.parameter.device)
+        self._exchange.refuse_if_failed()
+        if not self.under_way:
+            self.under_way = True
+            private.at_end_of_pass(self._end)
+        self._exchange.gradient(slot, self._last_pass)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""
         with self.turn:
             self.under_way = False
-            self._exchange.end_backward()
-            for watcher in self._watchers:
-                watcher.after_backward()
+            self._exchange.lifetime.after_backward()
 
 
 def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:
     """Note that autograd has finished this parameter's gradient, which `step()` will take."""
     slot.note_made()
-    for watcher in passes._watchers:
-        watcher.after_gradient(slot.parameter)

@@ -115,12 +115,14 @@ def unfilled(
     its part for each layout."""
     sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
     padded = [-(-size // alignment) * alignment for size in sizes]
-    buffer = torch.empty(sum(padded), dtype=torch.uint8, device=device)
-    parts = buffer.split(padded) if len(padded) > 1 else [buffer]
-    for part, size, whole in zip(parts, sizes, padded, strict=True):
-        if whole > size:
-            part[size:].zero_()
-    return buffer, parts
+    if len(layouts) == 1:
+        buffer = torch.empty(padded[0], dtype=torch.uint8, device=device)
+        if padded > sizes:
+            buffer[sizes[0] :].zero_()
+        return buffer, [buffer]
+    make = torch.zeros if padded != sizes else torch.empty  # one launch, however many are padded
+    buffer = make(sum(padded), dtype=torch.uint8, device=device)
+    return buffer, buffer.split(padded)
 
 
 # --- The message of a bucket ---

@@ -15,52 +15,20 @@ from torch import Tensor, nn
 
 from resireduce import private
 from resireduce.comm.nodes import Levels
-from resireduce.core.bucket import make_slots
+from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
-from resireduce.core.step import Exchange, LaunchQueue
+from resireduce.core.update import OwnMomentum
 from resireduce.errors import UsageError, check_count, warn
+from resireduce.forms import build_exchange
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
 from resireduce.watchers import Watcher, only_makes_state, refuse_capture
-
-REPLACED = (
-    "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
-    "copy.deepcopy(optimizer.residual_state_dict()) of what resireduce.distribute(...) returned, close() that, "
-    "distribute the other, and give it what was kept by load_residual_state_dict(...)"
-)
-
-
-def _forwarded(name: str) -> Any:
-    """Return a method that calls the wrapped optimizer's of that name."""
-
-    def method(self: "DistributedOptimizer", *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.wrapped, name)(*args, **kwargs)
-
-    method.__name__, method.__doc__ = name, f"As the wrapped optimizer's `{name}`, which the hook is given."
-    return method
-
-
-def _shared(name: str) -> Any:
-    """Return a property that is the wrapped optimizer's of that name."""
-
-    def get(self: "DistributedOptimizer") -> Any:
-        return getattr(self.wrapped, name)
-
-    def put(self: "DistributedOptimizer", value: Any) -> None:
-        setattr(self.wrapped, name, value)
-
-    return property(get, put, doc=f"The `{name}` of the wrapped optimizer.")
-
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
 HARMLESS = ("train", "eval")
 """Methods of wrapped optimizers that do not read gradients."""
-ZEROS = (
-    "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
-    "use is left as it is, where zeros would let momentum and weight decay move it; for these give gradients='kept'"
-)
 WITHIN_BACKWARD = (
     "step() was called within a backward pass, as by a hook: call it when backward() has returned. To update parameters"
     " within the backward pass, give one optimizer of all parameters and update='in_backward' (with compressor='none') "
@@ -86,7 +54,53 @@ class NoSync:
         return partial, (nullcontext,)
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class Resumable:
+    """What holds this rank's residuals: the common base of a distributed optimizer and of the hooks of wrappers."""
+
+    feedback: ErrorFeedback
+    slots: list[Slot]
+    watchers: list[Watcher]
+    """What looks at steps, to refuse or to measure them; more may be appended before the first."""
+    steps: int
+    """How many steps have been taken, without those that were skipped."""
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
+
+        Save one file per rank: they differ. These are the tensors themselves, which further steps change. Raises
+        UsageError within a step, which has updated only some of them.
+        """
+        self._refuse_within_step("residual_state_dict()")
+        return self.feedback.state_dict(self.steps)
+
+    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the `state` that this rank saved in a job of the same size, including the step number.
+
+        Random choices follow from that number: with the optimizer's and the model's state as well, training goes on
+        bit for bit. Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or
+        world size; for another world size use `resireduce.redistribute`. Raises UsageError within a step.
+        """
+        self._refuse_within_step("load_residual_state_dict()")
+        self.start_at(self.feedback.load_state_dict(state))
+
+    def start_at(self, step: int) -> None:
+        """Continue with step number `step`, counted from 0: random choices and densities follow from it.
+
+        Raises UsageError within a step.
+        """
+        check_count("step", step, of="steps")
+        self._refuse_within_step("start_at()")
+        for watcher in self.watchers:
+            watcher.note_residuals()
+        self.steps = step
+        self.feedback.begin_step(step)
+
+    def _refuse_within_step(self, what: str) -> None:
+        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
+        raise NotImplementedError
+
+
+class DistributedOptimizer(torch.optim.Optimizer, Resumable):
     """Made by `resireduce.distribute`, and used in place of the wrapped one: `zero_grad()`, `backward()`, `step()`.
 
     It shares `param_groups`, `state`, `defaults` and `state_dict` with the optimizer `wrapped`, so that schedulers work
@@ -103,26 +117,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         levels: Levels,
     ):
         self.wrapped = optimizer
-        super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
+        # What Optimizer.__init__ sets up, but for parameter groups. Hooks are those of the wrapped optimizer: they run
+        # when it has the averages and its state.
+        super().__setstate__({name: one for name, one in vars(optimizer).items() if name.startswith("_optimizer_")})
         self.levels = levels
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
+        self.updates_in_backward = settings.in_backward
+        """Whether parameters are updated during the backward pass."""
+        self.backward_passes_per_step = settings.backward_passes_per_step
+        """How many backward passes are added up for a step."""
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._closed = False
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         others = [one for name, one in model.named_parameters() if name not in parameters]
-        self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
+        self._exchange = build_exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self.watchers: list[Watcher] = [self._exchange.updater]
+        self.watchers: list[Watcher] = [self._exchange.updater, self._exchange.lifetime]
         """What looks at steps, to refuse or to measure them; more may be appended before the first."""
+        if feedback.momentum is not None:
+            self.watchers.append(OwnMomentum(optimizer))
+        self._exchange.restart()
         # Last, as no hook may stay on a model that is refused.
-        self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self.watchers)
-        try:
-            self._restart()
-        except BaseException:
-            self._backward.end()
-            raise
+        self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
 
     def _restart(self) -> None:
         self._backward.under_way = False
@@ -146,7 +164,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
-        if self._exchange.intake.has_begun:
+        if self._exchange.has_begun:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
@@ -158,7 +176,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         self._restart()
         if self.streamed and not set_to_none:
-            warn(ZEROS)
+            warn(
+                "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step "
+                "does not use is left as it is, where zeros would let momentum and weight decay move it; for these "
+                "give gradients='kept'"
+            )
         self.wrapped.zero_grad(*([] if set_to_none else [False]))  # that of some optimizers takes no argument
 
     # --- the step ---
@@ -185,14 +207,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchange.refuse_if_failed()
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
+        if not self._has_own_gradients() and only_makes_state(self.wrapped, [slot.parameter for slot in self.slots]):
+            with self._backward.stepping():
+                self.wrapped.step()
+            return loss
         for watcher in self.watchers:
             watcher.before_step()
         with self._backward.stepping():
-            if not self._has_own_gradients() and only_makes_state(
-                self.wrapped, [slot.parameter for slot in self.slots]
-            ):
-                self.wrapped.step()
-                return loss
             self.overflowed = not self._exchange.take_step(loss)
         for watcher in self.watchers:
             watcher.after_step()
@@ -210,8 +231,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._closed:
             return
         self._backward.end()
-        for watcher in self.watchers:
-            watcher.end()
+        self.watchers.clear()
         self.levels.close()
         self._closed = True
         for name in FREED:
@@ -230,20 +250,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Set what only the wrapped optimizer has there, as it is read from there; refuse another in its place."""
         wrapped = self.__dict__.get("wrapped")
         if name == "wrapped" and wrapped is not None and value is not wrapped:
-            raise UsageError(REPLACED)
+            raise UsageError(
+                "wrapped: another optimizer in the place of the first would take no steps. To go on with it, keep "
+                "copy.deepcopy(optimizer.residual_state_dict()) of what resireduce.distribute(...) returned, close() "
+                "that, distribute the other, and give it what was kept by load_residual_state_dict(...)"
+            )
         known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
         if not known and wrapped is not None and hasattr(wrapped, name):
             setattr(wrapped, name, value)
         else:
             super().__setattr__(name, value)
-
-    param_groups = _shared("param_groups")
-    state = _shared("state")
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The defaults of the wrapped optimizer."""
-        return self.wrapped.defaults
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -262,39 +278,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state. Raises UsageError while `backward` has updated only some of it."""
-        if "_exchange" in self.__dict__ and self.updates_in_backward:
-            self.refuse_within_step("state_dict()")
+        if self.updates_in_backward and not self._closed:
+            self._refuse_within_step("state_dict()")
         return self.wrapped.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load `state_dict` into the wrapped optimizer."""
         self.wrapped.load_state_dict(state_dict)
 
-    # Hooks are those of the wrapped optimizer, which run when it has the averages and its state.
-    register_step_pre_hook = _forwarded("register_step_pre_hook")
-    register_step_post_hook = _forwarded("register_step_post_hook")
-    register_state_dict_pre_hook = _forwarded("register_state_dict_pre_hook")
-    register_state_dict_post_hook = _forwarded("register_state_dict_post_hook")
-    register_load_state_dict_pre_hook = _forwarded("register_load_state_dict_pre_hook")
-    register_load_state_dict_post_hook = _forwarded("register_load_state_dict_post_hook")
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise UsageError: residuals and groups are set up for the parameters known at the start."""
         raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
 
-    # --- what it reports, saves and loads ---
-
-    @property
-    def queue(self) -> LaunchQueue:
-        """The queue of messages that are under way."""
-        return self._exchange.queue
+    # --- what it reports ---
 
     @property
     def parts(self) -> dict[str, Any]:
         """What takes a step, by name, for those who measure it; None for a part that is not there."""
         exchange = self._exchange
         parts = {"exchange": exchange, "feedback": self.feedback, "queue": exchange.queue, "updater": exchange.updater}
-        return parts | {"scatter": exchange.scatter, "gather": exchange.queue.gather}
+        by_nodes = None if self.levels.node is None else exchange.queue.route
+        return parts | {"scatter": by_nodes, "gather": by_nodes}
 
     @property
     def messages(self) -> list[list[str]]:
@@ -302,27 +306,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Given as `merge`, with the same settings, it makes `resireduce.distribute` send the same messages.
         """
-        return [[slot.name for slot in bucket.slots] for bucket in self.queue.buckets]
+        return [[slot.name for slot in bucket.slots] for bucket in self._exchange.queue.buckets]
 
     @property
     def costs(self) -> Costs | None:
         """Times measured in the first steps, for a `merge` rule that uses them; None before then, and otherwise."""
-        return self.queue.costs
-
-    @property
-    def updates_in_backward(self) -> bool:
-        """Whether parameters are updated during the backward pass."""
-        return self._exchange.updater.in_backward
-
-    @property
-    def backward_passes_per_step(self) -> int:
-        """How many backward passes are added up for a step."""
-        return self._backward.passes_per_step
+        return self._exchange.queue.costs
 
     @property
     def steps(self) -> int:
         """How many steps have been taken, without those that were skipped."""
         return self._exchange.steps
+
+    @steps.setter
+    def steps(self, step: int) -> None:
+        self._exchange.steps = step
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -332,36 +330,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         return self._exchange.updater.grad_norm
 
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
-
-        Save one file per rank: they differ. These are the tensors themselves, which further steps change.
-        """
-        self.refuse_within_step("residual_state_dict()")
-        return self.feedback.state_dict(self.steps)
-
-    def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same size, including the step number.
-
-        Random choices follow from that number: with the optimizer's and the model's state as well, training goes on
-        bit for bit. Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or
-        world size; for another world size use `resireduce.redistribute`.
-        """
-        self.refuse_within_step("load_residual_state_dict()")
-        self.start_at(self.feedback.load_state_dict(state))
-
-    def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0: random choices and densities follow from it."""
-        check_count("step", step, of="steps")
-        self.refuse_within_step("start_at()")
-        for watcher in self.watchers:
-            watcher.note_residuals()
-        self._exchange.steps = step
-        self.feedback.begin_step(step)
-
-    def refuse_within_step(self, what: str) -> None:
-        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
-        if self._exchange.intake.has_begun:
+    def _refuse_within_step(self, what: str) -> None:
+        if self._exchange.has_begun:
             raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
 
     def __getattr__(self, name: str) -> Any:
@@ -374,10 +344,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
-
-        SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
-        """
+        """Call a method that the wrapped optimizer has, as SAM's; UsageError while gradients are of this rank alone."""
         if not self._closed and self._has_own_gradients() and self.levels.world.world_size > 1:
             raise UsageError(
                 f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "
@@ -387,4 +354,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _has_own_gradients(self) -> bool:
         """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
-        return self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
+        return self._exchange.has_begun or any(slot.made is not None for slot in self.slots)

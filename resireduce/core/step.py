@@ -1,7 +1,5 @@
 """One step: gradients are taken and compressed, their messages go out, and the averages come back."""
 
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
@@ -10,255 +8,93 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.comm.local import LocalCommunicator
-from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import (
-    WAS_DROPPED,
+    HERE,
     Bucket,
     Slot,
     Stage,
     arrange,
-    clip_factor,
     in_buckets,
+    is_shared,
     laid_out,
-    separate,
 )
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
-from resireduce.core.update import Updater, largest_layer
-from resireduce.errors import NonFiniteGradient, UsageError, warn
+from resireduce.core.update import Updater
+from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.guard import SECOND_BACKWARD
 from resireduce.merging.rules import Costs
-from resireduce.node import Gather, Scatter
-from resireduce.settings import Settings
-from resireduce.watchers import DRIFTED, STEPS, digest, refuse_fork
+from resireduce.watchers import Drift, Watcher
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
     "as soon as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() "
     "does), and put gradients there after backward(); or use gradients='kept'"
 )
-GATHERED = 16
-"""Payloads of all ranks that are under way take at most 1 / GATHERED of the trained bytes, unless one takes more."""
+WAS_DROPPED = (
+    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
+    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
+)
+
+
+class Skipped(Exception):
+    """Ends a step that is skipped on all ranks, since a gradient overflowed on one: nothing of it has been used."""
 
 
 class Exchange:
     """Takes the gradients of a step, has them compressed and sent, receives the averages, and has parameters updated.
 
-    With `update="in_backward"` it also has parameters updated during the backward pass. `others` are parameters of the
-    model that somebody else updates; they are held weakly.
+    What options change is done by its parts: by the `lifetime` of gradients, the `scaling` of the loss, the `updater`,
+    and the route of the `queue`. `refuse_fork` raises in a process that was forked from the one that was to train.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        slots: list[Slot],
-        feedback: ErrorFeedback,
-        settings: Settings,
-        levels: Levels,
-        others: Iterable[Tensor],
-    ):
-        self._process = None if isinstance(levels.world, LocalCommunicator) else os.getpid()
-        self.slots, self.feedback = slots, feedback
-        self.world_size = levels.world.world_size
-        """The number of ranks."""
-        limit = sum(slot.nbytes for slot in slots) // GATHERED
-        remembers = settings.streamed and settings.scaler is not None
-        self.intake = Intake(slots, feedback, settings, levels.world)
-        self.queue = LaunchQueue(slots, feedback, self.intake.leave_out, limit, levels, remembers, settings.merge)
-        self.updater = Updater(optimizer, slots, self.queue, settings)
-        held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
-        self.scatter = None if levels.node is None else Scatter(slots, levels.node, held)
-        feedback.finiteness.at_once = False
+    def __init__(self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refuse_fork: Callable[[], object]):
+        self.slots, self.feedback, self.queue, self.updater = queue.slots, queue.feedback, queue, updater
+        self.lifetime, self.scaling, self._refuse_fork = lifetime, queue.scaling, refuse_fork
+        self.feedback.finiteness.at_once = False
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
         self.steps = 0
         """How many steps have been taken, without those that were skipped."""
-        self.grad_scaler = settings.scaler
-        self._others = [weakref.ref(other) for other in others]
-        alone = self.world_size == 1 or settings.in_backward  # some are updated before the others are sent
-        self._comparisons_left = 0 if alone else STEPS
-        """In how many of the next steps parameters are compared between ranks."""
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        self.intake.restart()
-        if self.scatter is not None:
-            self.scatter.restart()
+        self.arrived: list[Slot] = []
+        """The slots whose gradients have been taken in this step, in the order of arrival."""
+        self.has_begun = False
+        """Whether a gradient of this step has been compressed, absorbed or dropped."""
+        self._non_finite: NonFiniteGradient | None = None
+        self.feedback.finiteness.restart()
+        for slot in self.slots:
+            slot.restart()
         self.updater.restart()
         self.feedback.begin_step(self.steps)
 
     def refuse_if_failed(self) -> None:
         """Raise UsageError if an earlier step failed, or this is a fork of the process that was to train."""
-        if self._process is not None:
-            refuse_fork(self._process)
+        self._refuse_fork()
         if self.failed:
             raise UsageError(
                 "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "
                 "anew, on every rank, from a checkpoint"
             )
 
-    def begin_backward(self) -> None:
-        """Begin a backward pass: if averages are used within it, no guard of an earlier pass may be in `.grad`."""
-        if self.updater.in_backward:
-            for slot in self.intake.arrived:
-                if slot.stage is Stage.GUARDED:
-                    slot.uncover()
-
-    def end_backward(self) -> None:
-        """End a backward pass: guard all that has been taken."""
-        if self.updater.in_backward:
-            for slot in self.intake.arrived:
-                slot.hide()
+    # --- gradients arrive, from a backward pass or by hand ---
 
     def expect(self, slot: Slot) -> None:
-        """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`.
+        """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`, from which what the residual has
+        absorbed is cleared.
 
         Raises UsageError if another has been put there by hand, since that memory may be in use elsewhere.
         """
-        if slot.passes or slot.stage is not Stage.OPEN:
-            slot.expect_another_pass()
-        elif slot.parameter.grad is not None:
-            raise UsageError(WAS_THERE.format(name=slot.name))
-
-    def gradient(self, slot: Slot, passes: int | None) -> None:
-        """Take `slot`'s gradient, which autograd has finished. UsageError if it was already under way.
-
-        passes: number of backward passes, of which the last is sent; None: this one is not the last.
-        """
         if slot.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
-        slot.note_made()
-        slot.passes += 1
-        is_last = passes is not None and slot.passes >= passes
-        if slot.stage is Stage.SPOILT:
+        if slot.stage is Stage.ABSORBED:
+            if not slot.is_guarded:
+                raise UsageError(WAS_DROPPED.format(name=slot.name))
             slot.parameter.grad = None
-            if is_last:
-                slot.stage = Stage.DROPPED
-        elif is_last:
-            slot.stage = Stage.LAST
-            self.queue.prefetch_after(slot)
-            self._take(slot)
-            # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
-            if self.updater.in_backward and not self.intake.holds:
-                self.updater.update_early(slot)
-        else:
-            self.intake.hold(slot)
-
-    def _take(self, slot: Slot) -> None:
-        """Take the gradient of `slot`, compress its bucket if it was the last to come, and launch what is ready.
-
-        With two levels it goes through the node first.
-        """
-        self.intake.take(slot)
-        if self.scatter is not None:
-            for one, mean in self.scatter.advance(self.queue.buckets):
-                self._take_slice(one, mean)
-        elif slot.is_ready:
-            self._compress(slot)
-        self.queue.launch(self.steps)
-
-    def _take_slice(self, slot: Slot, mean: Tensor | None) -> None:
-        """With two levels: take this rank's slice of the `mean` over its node; None if no rank there has one."""
-        if slot.elsewhere:
-            self.intake.arrived.append(slot)
-        slot.gradient, slot.is_ready = mean, True
-        self._compress(slot)
-
-    def _compress(self, slot: Slot) -> None:
-        """Compress the bucket of `slot`, which has just come, if all its gradients have."""
-        bucket = self.queue.bucket_of[slot]
-        if bucket.is_ready:
-            self.queue.compress(bucket, self.steps)
-
-    def take_step(self, loss: Tensor | float | None) -> bool:
-        """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
-
-        Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
-        """
-        step = self.steps
-        self.queue.digest = digest(slot.parameter for slot in self.slots) if self._comparisons_left else 0
-        if not self._send_rest():
-            return False
-        self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
-        self.queue.launch(step, complete=True)
-        self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, self.intake.is_spoilt, loss)
-        self.queue.finish(self.intake.arrived)
-        if self.queue.flagged:
-            self._fail_or_put_back(step)
-            self.steps = step
-        else:
-            for slot in self.queue.unused:  # with two levels the averages of a bucket come together
-                self.feedback.states.forget(slot.name)
-            self.feedback.states.commit()
-            self._comparisons_left -= bool(self._comparisons_left)  # a step that was skipped has changed nothing
-        self.failed = False
-        return not self.queue.flagged
-
-    def _send_rest(self) -> bool:
-        """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
-        self.failed = True  # if anything ends it half-way
-        if not self.intake.streamed:
-            separate(self.slots, [other for ref in self._others if (other := ref()) is not None])
-        if not self.intake.prepare():
-            self.updater.skip()
-            self.failed = False
-            return False
-        for slot in self.intake.pending():
-            self._take(slot)
-        for slot in self.slots:  # room for the averages
-            if slot.stage is Stage.GUARDED:
-                slot.uncover()
-            elif slot.is_guarded:  # not finite: nothing of it is under way
-                slot.parameter.grad = None
-        if self.scatter is not None:
-            for slot, mean in self.scatter.complete(self.queue.buckets):
-                self._take_slice(slot, mean)
-                self.queue.launch(self.steps)
-        return True
-
-    def _fail_or_put_back(self, step: int) -> None:
-        """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""
-        if self.grad_scaler is None:
-            raise self.intake.non_finite or NonFiniteGradient(
-                "a gradient of another rank holds NaN or infinity; that rank says which"
-            )
-        self.updater.skip()
-        for slot in self.intake.arrived:
-            if slot.sent is not None:
-                sent = self.feedback.compressor_of(slot.name).decompress(slot.sent)
-                self.feedback.add_to_residual(sent, slot.name, step + 1)
-        self.feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
-
-
-# --- The intake of gradients: the first half of a step, in which they arrive and are compressed ---
-
-
-class Intake:
-    """Takes gradients: as autograd finishes them in the backward pass or, of kept ones, all in `step()`."""
-
-    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, world: Communicator):
-        self.slots, self.feedback, self.scaler, self.world = slots, feedback, settings.scaler, world
-        self.hides = settings.streamed and not settings.in_backward
-        """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
-        self.streamed = settings.streamed
-        self.max_norm = settings.max_local_grad_norm
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a step anew: no gradient has arrived, and none is known to be infinite."""
-        self.arrived: list[Slot] = []
-        self.holds = False  # whether an earlier pass of this step left gradients in .grad
-        self.has_begun = False
-        """Whether a gradient of this step has been compressed, absorbed or dropped."""
-        self.non_finite: NonFiniteGradient | None = None
-        """The error of the first gradient that was dropped."""
-        self._inverse_scale: float | None = None
-        self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
-        self.feedback.finiteness.restart()
-        for slot in self.slots:
-            slot.restart()
+        elif slot.stage is Stage.OPEN and not slot.passes and slot.parameter.grad is not None:
+            raise UsageError(WAS_THERE.format(name=slot.name))
 
     def has_gone(self, slot: Slot) -> bool:
         """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook
@@ -270,113 +106,207 @@ class Intake:
             return True
         return slot.stage is Stage.OPEN
 
-    def is_spoilt(self) -> bool:
-        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
-        self.non_finite = self.non_finite or self.feedback.finiteness.failure()
-        return self.non_finite is not None
+    def gradient(self, slot: Slot, passes: float) -> None:
+        """Take `slot`'s gradient, which autograd has finished. UsageError if it was already under way.
 
-    def hold(self, slot: Slot) -> None:
+        passes: number of backward passes, of which the last is sent; infinity: this one is not the last.
+        """
+        if slot.is_over:
+            raise UsageError(SECOND_BACKWARD.format(name=slot.name))
+        slot.note_made()
+        slot.passes += 1
+        if slot.stage is Stage.SPOILT:
+            slot.parameter.grad = None
+            if slot.passes >= passes:
+                slot.stage = Stage.DROPPED
+        elif slot.passes < passes:
+            self._hold(slot)
+        else:
+            slot.stage = Stage.LAST
+            self.queue.prefetch_after(slot)
+            self._take(slot)
+            self.lifetime.use_early(slot, self.updater)
+
+    def _hold(self, slot: Slot) -> None:
         """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`."""
         grad = slot.parameter.grad
-        absorbs = self.streamed and slot.slices is None and self.feedback.absorbs(slot.name)
+        absorbs = slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
-            self.holds = True
             return
         slot.check_kind()
-        if self.scaler is not None:
-            grad = slot.own(grad, self.streamed)
+        if self.scaling.skips:
+            grad = self.lifetime.owned(grad, slot)
         try:
-            self.feedback.absorb(self._unscale_(grad), slot.name)
+            self.feedback.absorb(grad, slot.name)
         except NonFiniteGradient as error:
-            self._drop(slot, error, Stage.SPOILT)
+            self.drop(slot, error, Stage.SPOILT)
             slot.parameter.grad = None
             return
         self.has_begun = True
         slot.stage = Stage.ABSORBED
         slot.hide()
 
-    def take(self, slot: Slot) -> None:
-        """Take `slot`'s gradient of this step, which waits for the rest of its bucket, or for the ranks of the node."""
+    def _take(self, slot: Slot) -> None:
+        """Take `slot`'s gradient of this step, have it go its route, and launch what is ready."""
         slot.check_kind()
         try:
             if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
-                grad = self._gradient(slot)
-                if slot.slices is not None:
-                    self.feedback.finiteness.check_(grad, slot.name)
+                grad = self.gradient_of(slot)
+                self.queue.route.check_(grad, slot)
                 slot.gradient = grad.contiguous()
         except NonFiniteGradient as error:
-            self._drop(slot, error, Stage.DROPPED)
+            self.drop(slot, error, Stage.DROPPED)
         else:
             self.has_begun = True
-            slot.is_ready = slot.slices is None
             slot.stage = Stage.TAKEN
             self.arrived.append(slot)
-        if self.hides:
-            slot.hide()
-        elif self.streamed:
-            slot.parameter.grad = None
+        self.lifetime.took(slot)
+        self.queue.route.advance(slot, self.queue, self.steps)
+        self.queue.launch(self.steps)
 
-    def leave_out(self, slot: Slot, error: NonFiniteGradient) -> None:
-        """Leave out the gradient of `slot`, which was not finite when its bucket was compressed."""
-        self.non_finite = self.non_finite or error
-        if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
-            slot.stage = Stage.DROPPED
-            self.arrived.remove(slot)
-
-    def pending(self) -> list[Slot]:
-        """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, has not been taken: last first."""
-        waiting = (Stage.OPEN, Stage.ABSORBED)
-        left = [slot for slot in reversed(self.slots) if slot.stage in waiting]
-        return [slot for slot in left if (slot.passes and self.streamed) or slot.parameter.grad is not None]
-
-    def prepare(self) -> bool:
-        """If `step()` takes gradients, unscale and clip this rank's. False: the gradient of some rank overflowed."""
-        if self.streamed or (self.max_norm is None and self.scaler is None):
-            return True
-        self._unscale_and_clip(self.pending())
-        self._prepared = True
-        if self.scaler is None:
-            return True
-        # No message is under way yet, so all ranks ask at the same point.
-        count = torch.tensor([int(self.is_spoilt())], device=self.world.control_device)
-        return not self.world.all_reduce(count, "resireduce.overflow").wait()
-
-    def _gradient(self, slot: Slot) -> Tensor:
-        """Return the gradient that has come in this step, unscaled."""
+    def gradient_of(self, slot: Slot) -> Tensor:
+        """Return the gradient that has come in this step, unscaled: it may be overwritten."""
         grad = slot.parameter.grad
         if grad is None or slot.stage is Stage.ABSORBED:
             raise UsageError(WAS_DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        return grad if self._prepared else self._unscale_(slot.own(grad, self.streamed))
+        return self.lifetime.owned(grad, slot)
 
-    def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
-        norms = {}
-        for slot in pending:
-            grad = self._gradient(slot)
-            try:
-                self.feedback.finiteness.check_(grad, slot.name)
-                norms[slot] = torch.linalg.vector_norm(grad)
-            except NonFiniteGradient as error:
-                self._drop(slot, error, Stage.DROPPED)
-        if self.max_norm is None or not norms:
-            return
-        _, factor = clip_factor(list(reversed(norms.values())), self.max_norm)
-        for slot in norms:
-            slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
-
-    def _unscale_(self, grad: Tensor) -> Tensor:
-        """Divide by the scale of the loss, in place; it is read once per step."""
-        if self.scaler is None:
-            return grad
-        if self._inverse_scale is None:
-            self._inverse_scale = self.scaler.inverse_scale()
-        return grad.mul_(self._inverse_scale)
-
-    def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
+    def drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
-        self.non_finite, self.has_begun = self.non_finite or error, True
+        self._non_finite, self.has_begun = self._non_finite or error, True
         slot.stage = stage
+
+    def is_spoilt(self) -> bool:
+        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
+        self._non_finite = self._non_finite or self.queue.refused or self.feedback.finiteness.failure()
+        return self._non_finite is not None
+
+    # --- the step ---
+
+    def take_step(self, loss: Tensor | float | None) -> bool:
+        """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
+
+        Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
+        """
+        step, self.failed = self.steps, True  # if anything ends it half-way
+        for one in self.queue.comparisons:  # before anything is updated
+            one.look()
+        try:
+            self._send_and_use(step, loss)
+        except Skipped:
+            self.steps = step
+            self.updater.skip()
+        self.failed = False
+        return self.steps > step
+
+    def _send_and_use(self, step: int, loss: Tensor | float | None) -> None:
+        for slot in self.lifetime.pending(self):
+            self._take(slot)
+        for slot in self.slots:  # room for the averages
+            if slot.stage is Stage.GUARDED:
+                slot.uncover()
+            elif slot.is_guarded:  # not finite: nothing of it is under way
+                slot.parameter.grad = None
+        self.queue.route.complete(self.queue, self.arrived, step)
+        self.queue.compress_rest(step)
+        self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
+        self.queue.launch(step, complete=True)
+        self.feedback.end_step(step)  # after all rounds: the last updates a residual
+        self.updater.finish(step, self.is_spoilt, loss)
+        self.queue.finish(self.arrived)
+        if self.queue.flagged:
+            self.scaling.refuse(self.arrived, step, self._non_finite)
+        for slot in self.queue.unused:  # with two levels the averages of a bucket come together
+            self.feedback.states.forget(slot.name)
+        self.feedback.states.commit()
+
+
+# --- What a plain step does where an option would do something else: `resireduce.forms` has the other forms ---
+
+
+class Unscaled:
+    """The loss is not scaled, so that no step is skipped."""
+
+    skips = False
+    """Whether a step is skipped in which a gradient of some rank overflows."""
+
+    def unscale_(self, grad: Tensor) -> Tensor:
+        """Divide `grad` by the scale of the loss, in place, and return it."""
+        return grad
+
+    def remember(self, bucket: Bucket, refused: Container[str] = ()) -> None:
+        """Keep what is about to be sent of `bucket`, without the tensors `refused`, for a step that is skipped."""
+
+    def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:
+        """Raise the `error` of this rank or another's, or put back what `step` sent of `arrived`, and raise Skipped."""
+        raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
+
+
+class Streamed(Watcher):
+    """Gradients are taken as autograd finishes them; until averages come, in `step()`, a guard stands in `.grad`."""
+
+    hides, updates_early = True, False
+    """Whether a guard is in `.grad` as soon as a gradient is taken; whether the backward pass uses averages."""
+
+    def __init__(self, scaling: Unscaled, chunk_bytes: float):
+        self.scaling, self.chunk_bytes = scaling, chunk_bytes
+        """Averages of so many bytes may be alive at once, where the wrapped optimizer allows that."""
+
+    def owned(self, grad: Tensor, slot: Slot) -> Tensor:
+        """Return `grad`, which is in `.grad` of `slot`, unscaled: a copy, where others use its memory."""
+        return self.scaling.unscale_(slot.own(grad, is_shared(grad)))
+
+    def took(self, slot: Slot) -> None:
+        """Note that the gradient of `slot` has been taken, or dropped."""
+        slot.hide()
+
+    def after_backward(self) -> None:
+        """Note that a backward pass has ended."""
+
+    def use_early(self, slot: Slot, updater: Updater) -> None:
+        """Use averages, if any are used early, when the gradient of `slot` has been taken in the backward pass."""
+
+    def pending(self, exchange: Exchange) -> list[Slot]:
+        """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, `step()` has to take: last first."""
+        left = [slot for slot in reversed(exchange.slots) if slot.stage in (Stage.OPEN, Stage.ABSORBED)]
+        return [slot for slot in left if slot.passes or slot.parameter.grad is not None]
+
+    def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
+        """Return parameters with what is in their `.grad` and is no average, while those of `updating` are used."""
+        return []
+
+    def free(self, used: Sequence[Slot]) -> None:
+        """Let averages go that have been used."""
+        for slot in used:
+            slot.parameter.grad = None
+
+
+class Flat:
+    """The route of gradients on one level: each rank compresses its own as they are."""
+
+    def __init__(self, feedback: ErrorFeedback):
+        self.feedback = feedback
+
+    def check_(self, grad: Tensor, slot: Slot) -> None:
+        """Look for NaN in the gradient of `slot`, as `Finiteness.check_`, if nobody does when it is compressed."""
+
+    def advance(self, slot: Slot, queue: "LaunchQueue", step: int) -> None:
+        """Compress, or send on, what is complete now that the gradient of `slot` has been taken, or dropped."""
+        slot.is_ready = slot.is_taken
+        queue.compress_ready(slot, step)
+
+    def complete(self, queue: "LaunchQueue", arrived: list[Slot], step: int) -> None:
+        """Send on the rest, when all gradients have been taken; note in `arrived` what has come from other ranks."""
+
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
+        assert isinstance(bucket.message, Message)
+        targets = [one if one is not None and one.is_contiguous() else None for one in into]
+        chosen = {*slots}
+        places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
+        return self.feedback.receive(bucket.message, places, targets)
 
 
 # --- The queue of buckets: in which order their messages leave, and how they come back ---
@@ -388,17 +318,20 @@ OTHER_STEP = (
     "of several steps. Call it on all, with what they saved in one step: build model and optimizer anew, from a "
     "checkpoint"
 )
+GATHERED = 16
+"""The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
 
 
 class UnderWay:
     """The buckets whose messages are under way, the oldest first. `feedback` sends them.
 
     A gathered message takes world size x payload bytes from launch to receipt: the next has to wait if all of them
-    would take more than `limit_bytes`, unless it goes alone. An all-reduced one is summed in its own memory.
+    would take more than 1 / GATHERED of the gradients of `slots`, unless it goes alone. An all-reduced one is summed in
+    its own memory.
     """
 
-    def __init__(self, feedback: ErrorFeedback, limit_bytes: int):
-        self._feedback, self._limit_bytes = feedback, limit_bytes
+    def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
+        self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
         self.drop()
 
     def drop(self) -> None:
@@ -422,9 +355,8 @@ class UnderWay:
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, or the first round of it."""
         assert bucket.message is not None
-        size = self._gathered_bytes(bucket)
+        self._sent.append((bucket, self._gathered_bytes(bucket)))
         self._feedback.send(bucket.message)
-        self._sent.append((bucket, size))
 
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
         """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
@@ -451,152 +383,134 @@ class LaunchQueue:
     In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
     gradients arrived in the first step.
 
-    With two `levels` messages carry slices, and the averages are then gathered within the node.
+    What comes of a gradient before it is compressed, and of a message that has come, its `route` says.
 
     Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
     the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
     the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
-
-    `leave_out` is called with each gradient that was not finite as its bucket was compressed, and with its error. If it
-    `remembers`, a copy of what is sent is kept, for a step that is skipped.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        feedback: ErrorFeedback,
-        leave_out: Callable[[Slot, NonFiniteGradient], None],
-        gathered_limit: int,
-        levels: Levels,
-        remembers: bool = False,
-        merge: object = None,
-    ):
-        self.slots, self.feedback, self.world = slots, feedback, levels.world
-        self._leave_out = leave_out
-        self.gather = None if levels.node is None else Gather(levels.node, feedback)
-        self.keeps_messages = False
-        """Whether a message may be delivered again."""
+    def __init__(self, slots: list[Slot], world: Communicator, route: Flat, scaling: Unscaled, merge: object):
+        self.slots, self.feedback, self.world = slots, route.feedback, world
+        self.route, self.scaling = route, scaling
+        self.gates = [agree_first] if self.feedback.varies and world.world_size > 1 else []
+        """What says whether messages may leave yet, of the step of that number, which may be complete."""
+        self.checks = [] if self.feedback.momentum is None else [refuse_partly_absent]
+        """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
+        self.comparisons: list[Drift] = []
+        """What ranks compare in their first steps."""
         self.unused: list[Slot] = []
         """The slots that had no gradient on any rank in the last step."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
         self.costs: Costs | None = None
         """Measured times by which tensors are merged, if they are."""
-        self.digest = 0
-        """The digest of this rank's parameters as they were before the step; 0 in a step that compares none."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
         self.merge(merge)
-        self._under_way, self._remembers = UnderWay(feedback, gathered_limit), remembers
-        self._step_is_agreed = self.world.world_size == 1 or not feedback.varies
+        self.under_way = UnderWay(self.feedback, slots)
+        """The buckets whose messages are under way."""
         self._restart()
 
     def _restart(self) -> None:
         self._launched = 0
-        self._under_way.drop()
-        self._parked: list[Slot] = []
+        self.refused: NonFiniteGradient | None = None
+        """The error of the first gradient that was not finite when its bucket was compressed."""
+        self.under_way.drop()
         for bucket in self.buckets:
-            bucket.restart()
+            bucket.message = None
 
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
-        made = in_buckets([*reversed(self.slots)], merge, self.feedback)
-        self.buckets = [*arrange(made, self._order)]
-        """All buckets, in the order of their launch."""
+        self._arrange(in_buckets([*reversed(self.slots)], merge, self.feedback))
         self.bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
         """The bucket of each slot."""
-        self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
 
-    @property
-    def compressed(self) -> list[Slot]:
-        """Return the slots whose tensors are compressed, once warm-up is over, in the order of arrival."""
-        return [slot for slot in self._order if self.feedback.compresses(slot.name)]
+    def _arrange(self, buckets: Iterable[Bucket]) -> None:
+        self.buckets = [*arrange(buckets, self._order)]
+        """All buckets, in the order of their launch."""
+        slots = [slot for bucket in self.buckets for slot in bucket.slots if self.feedback.keeps_residual(slot.name)]
+        self._next = dict(pairwise(slots))  # each slot with the next that has a residual
 
     def prefetch_after(self, slot: Slot) -> None:
         """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
-        if self._next is None:
-            slots = [slot for bucket in self.buckets for slot in bucket.slots]
-            self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
             name = self._next[slot].name
             self.feedback.residual.of(name).prefetch(name)
 
-    def compress(self, bucket: Bucket, step: int) -> None:
-        """Make the message of `bucket`; gradients that are not finite are left out: zeros are sent in their place."""
-        refused = bucket.compress(self.feedback, step)
-        self._remember(bucket, refused)
-        for slot, error in refused.items():
-            self._leave_out(slot, error)
+    def compress_ready(self, slot: Slot, step: int) -> None:
+        """Compress the bucket of `slot`, of which something has come, if all its gradients have."""
+        bucket = self.bucket_of[slot]
+        if bucket.is_ready:
+            self.compress(bucket, step)
 
-    def _remember(self, bucket: Bucket, refused: Container[Slot] = ()) -> None:
-        """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
-        message = bucket.message
-        if not self._remembers or not isinstance(message, Message):
-            return
-        for slot, payload in zip(bucket.slots, message.payloads, strict=True):
-            if slot.is_taken and slot not in refused and self.feedback.leaves_residual(slot.name):
-                slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
+    def compress(self, bucket: Bucket, step: int) -> None:
+        """Make the message of `bucket`, and let its gradients go; those that are not finite are left out: zeros are
+        sent in their place."""
+        gradients = {slot.name: slot.gradient for slot in bucket.slots}
+        absorbed = [slot.name for slot in bucket.slots if slot.gradient is None and slot.stage in HERE]
+        for slot in bucket.slots:
+            slot.gradient = None
+        refused: dict[str, NonFiniteGradient] = {}
+        bucket.message = self.feedback.compress(gradients, step, absorbed, refused)
+        del gradients  # before copies are made
+        self.scaling.remember(bucket, refused)
+        for slot in bucket.slots:
+            if slot.name in refused:
+                self.refused = self.refused or refused[slot.name]
+                if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
+                    slot.stage = Stage.DROPPED
+
+    def compress_rest(self, step: int) -> None:
+        """Compress all buckets that have not been, with zeros for gradients that have not come: residuals are about to
+        end this step, while messages may have to wait until there is room for them."""
+        for bucket in self.buckets[self._launched :]:
+            if bucket.message is None:
+                self.compress(bucket, step)
 
     def launch(self, step: int, complete: bool = False) -> None:
-        """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros.
+        """Launch what is ready. `complete`: no more gradients will come, and all buckets have been compressed.
 
-        If messages depend on the step number, they wait until ranks have compared theirs once, when the first step is
-        complete. Raises UsageError, on all ranks, if `step` is not the same on each.
+        Nothing leaves while a gate is closed; one may raise, as for steps that ranks number differently.
         """
-        if complete and not self._step_is_agreed:
-            self._sums([], step)  # where messages depend on the step number: at the end of the first step alone
-            self._step_is_agreed = True
-        if not self._step_is_agreed:
-            return
+        for gate in self.gates:
+            if not gate(self, step, complete):
+                return
         while self._launched < len(self.buckets):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             bucket = self.buckets[self._launched]
-            if not bucket.is_compressed:
-                if not complete:
-                    return
-                self.compress(bucket, step)
-            if not self._under_way.has_room(bucket):
+            if bucket.message is None or not self.under_way.has_room(bucket):
                 return
-            self._under_way.launch(bucket)
+            self.under_way.launch(bucket)
             self._launched += 1
         if complete:
-            self._under_way.end_rounds(self._remember)
-
-    def next(self) -> Bucket | None:
-        """Return the bucket whose message is the oldest under way, if any is."""
-        return self._under_way.oldest
+            self.under_way.end_rounds(self.scaling.remember)
 
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.
 
-        A tensor without a gradient on this rank is parked until `settle` asks the other ranks.
+        A tensor without a gradient on this rank waits until `settle` asks the other ranks.
         """
-        bucket = self._under_way.pop()
-        taken = [slot for slot in bucket.slots if slot.is_taken]
-        self._parked += [slot for slot in bucket.slots if not slot.is_taken]
+        taken = [slot for slot in self.under_way.pop().slots if slot.is_taken]
         if taken:
             self.deliver(taken)
         return taken
 
     def deliver(self, slots: Sequence[Slot]) -> None:
         """Decompress what has come for `slots`, all of one bucket, into the `.grad` of their parameters."""
-        bucket = self.bucket_of[slots[0]]
-        assert isinstance(bucket.message, Message)
         kept = [slot.parameter.grad for slot in slots]
-        if self.gather is not None:
-            averages = self.gather.averages(slots, bucket)
-        else:
-            into = [one if one is not None and one.is_contiguous() else None for one in kept]
-            chosen = {*slots}
-            places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
-            averages = self.feedback.receive(bucket.message, places, into)
+        averages = self.route.averages(slots, self.bucket_of[slots[0]], kept)
         for slot, own, average in zip(slots, kept, averages, strict=True):
             if own is None:
                 slot.parameter.grad = laid_out(average, slot.parameter)
             elif own is not average:
                 own.copy_(average)
-        if not (self.keeps_messages or any(not slot.is_taken for slot in bucket.slots)):
-            bucket.message = None
+
+    def release(self, slots: Sequence[Slot]) -> None:
+        """Let the messages go that have brought averages of `slots`, unless others may have gradients of the rest."""
+        for bucket in {self.bucket_of[slot] for slot in slots}:
+            if all(slot.is_taken for slot in bucket.slots):
+                bucket.message = None
 
     def settle(self, flag: bool, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
@@ -605,10 +519,12 @@ class LaunchQueue:
         This is the step's last collective, since a rank may still be launching the others.
         """
         presence = self.agree(flag, step)
-        if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
-            refuse_partly_absent(self.slots, presence, self.world.world_size)
-        found = [slot for slot in self._parked if presence[slot.index]]
-        self.unused = [slot for slot in self._parked if not presence[slot.index]]
+        for check in self.checks:
+            if not self.flagged:  # one that is not finite is present nowhere
+                check(self.slots, presence, self.world.world_size)
+        absent = [slot for bucket in self.buckets for slot in bucket.slots if not slot.is_taken]
+        found = [slot for slot in absent if presence[slot.index]]
+        self.unused = [slot for slot in absent if not presence[slot.index]]
         for slot in found:
             self.deliver([slot])
         return found
@@ -617,14 +533,14 @@ class LaunchQueue:
         """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`. Warns if digests of
         parameters differ."""
         here = [*(int(slot.is_taken) for slot in self.slots), int(flag)]
-        compared = [self.digest, self.digest**2] if self.digest else []  # on all ranks in the same steps
-        sums = self._sums([*here, *compared], step)
+        compared = [number for one in self.comparisons for number in one.numbers]
+        sums = self.sums([*here, *compared], step)
         self.flagged = bool(sums[len(self.slots)])
-        if compared and sums[-1] * self.world.world_size != sums[-2] ** 2:
-            warn(DRIFTED)
+        for one in self.comparisons:
+            one.compare(sums[len(here) :], self.world.world_size)
         return sums[: len(self.slots)]
 
-    def _sums(self, here: list[int], step: int) -> list[int]:
+    def sums(self, here: list[int], step: int) -> list[int]:
         """Return the sums of all ranks' numbers. Raises UsageError, on all ranks, if `step` differs between them."""
         mine = torch.tensor([*here, step, step * step], device=self.world.control_device)
         *sums, total, squares = self.world.all_reduce(mine, "resireduce.presence").wait().tolist()
@@ -635,13 +551,24 @@ class LaunchQueue:
     def finish(self, arrived: Sequence[Slot]) -> None:
         """End the step whose gradients came here in the order `arrived`; the first time, take over rank 0's order."""
         if not self._order_is_learnt:
-            indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
+            absent = [slot for slot in reversed(self.slots) if not slot.is_taken]
+            indices = [slot.index for slot in [*(slot for slot in arrived if slot.is_taken), *absent]]
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
-            self.buckets = [*arrange(self.buckets, self._order)]
-            self._order_is_learnt, self._next = True, None
+            self._arrange(self.buckets)
+            self._order_is_learnt = True
+        self.comparisons = [one for one in self.comparisons if one.goes_on(self.flagged)]
         self._restart()
+
+
+def agree_first(queue: LaunchQueue, step: int, complete: bool) -> bool:
+    """Where messages depend on the number of the step: a gate that opens when the first is complete, and ranks have
+    compared its number. Raises UsageError, on all of them, if it is not the same."""
+    if complete:
+        queue.sums([], step)
+        queue.gates.clear()
+    return complete
 
 
 def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:

@@ -1,4 +1,4 @@
-/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in norms.py. */
+/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in ops.py. */
 
 #include <math.h>
 #include <stdint.h>
@@ -37,49 +37,25 @@ static void add_elements(struct sums *sums, const float *x, int64_t n)
     *sums = so_far;
 }
 
-enum { PIECE = 1 << 16, AT_ONCE = 128 };
-
-static void add_sums(struct sums *sums, const struct sums *more)
-{
-    for (int lane = 0; lane < LANES; lane++) {
-        sums->magnitudes[lane] += more->magnitudes[lane];
-        sums->squares[lane] += more->squares[lane];
-    }
-}
+enum { PIECE = 1 << 16 };
 
 struct pieces {
     const float *x;
     struct sums *sums; /* of each piece, zeros at the start */
 };
 
-static void add_pieces(const void *task, int64_t first, int64_t stop)
+static void add_pieces(const void *task, int64_t start, int64_t stop)
 {
     const struct pieces *pieces = task;
-    for (int64_t piece = first; piece < stop; piece++)
-        add_elements(pieces->sums + piece, pieces->x + piece * PIECE, PIECE);
+    for (; start < stop; start += PIECE)
+        add_elements(pieces->sums + start / PIECE, pieces->x + start, stop - start < PIECE ? stop - start : PIECE);
 }
 
-/* Add whole pieces to `sums`, one after the other, whatever thread has gone through them. */
-static void add_whole(struct sums *sums, const float *x, int64_t pieces, int threads)
-{
-    struct sums each[AT_ONCE];
-    for (int64_t first = 0; first < pieces; first += AT_ONCE) {
-        const int64_t count = pieces - first < AT_ONCE ? pieces - first : AT_ONCE;
-        memset(each, 0, count * sizeof *each);
-        const struct pieces task = {x + first * PIECE, each};
-        resireduce_in_threads(add_pieces, &task, count, 1, threads);
-        for (int64_t i = 0; i < count; i++)
-            add_sums(sums, each + i);
-    }
-}
-
-/* Form the sums of x[0..n). `sums`, zeros, get first those of all whole pieces, each formed for itself from zero on and
- * then added, and second those of the piece that is not complete: the same in any number of threads. */
+/* Form the sums of each piece of x[0..n), the last of which may be shorter: the same in any number of threads. */
 void resireduce_sums(const float *x, int64_t n, int threads, struct sums *sums)
 {
-    const int64_t whole = n / PIECE, done = whole * PIECE;
-    add_whole(sums, x, whole, threads);
-    add_elements(sums + 1, x + done, n - done);
+    const struct pieces task = {x, sums};
+    resireduce_in_threads(add_pieces, &task, n, PIECE, threads);
 }
 
 /* Norms of the rows and columns of a float32 matrix, added up in the order of torch's. */
@@ -94,7 +70,7 @@ struct norms {
 
 /* Add the magnitudes of `count` rows to their sums, element by element: rows side by side keep the processor busy, as one
  * alone would wait for each addition. */
-static inline __attribute__((always_inline)) void add_side_by_side(const struct norms *norms, int64_t first, int count)
+INLINE void add_side_by_side(const struct norms *norms, int64_t first, int count)
 {
     float sums[ROWS] = {0};
     for (int64_t c = 0; c < norms->columns; c++)

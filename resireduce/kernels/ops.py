@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce import private
 from resireduce.pieces import coprime_step, slices
 
 # --- C on a CPU ---
@@ -32,10 +31,7 @@ from resireduce.pieces import coprime_step, slices
 
 SWITCH = "RESIREDUCE_NATIVE"
 """Environment variable: with 0 nothing is compiled."""
-FLAGS = (
-    *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
-    *("-shared", "-fPIC"),
-)
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 """Sums keep the order and precision in which they are written, so that results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
 """FOR_EACH_PROCESSOR in C, where the compiler knows it: code for each processor, chosen when it is loaded."""
@@ -66,7 +62,8 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        found = ctypes.CDLL(str(HERE / _name() if (HERE / _name()).is_file() else build(_cache())))
+        cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        found = ctypes.CDLL(str(build(HERE if (HERE / _name()).is_file() else cache_home / "resireduce")))
         for name, kinds in FUNCTIONS.items():
             function = getattr(found, f"resireduce_{name}")
             function.argtypes, function.restype = [KINDS[kind] for kind in kinds], ctypes.c_int
@@ -93,10 +90,6 @@ def _name() -> str:
     texts = [one.read_text() for one in sorted(HERE.glob("*.[ch]"))]
     told = [*_command(), os.uname().machine, os.uname().sysname, *texts]
     return f"kernels-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resireduce"
 
 
 def build(folder: Path) -> Path:
@@ -135,8 +128,6 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 1 << 30
 """The most elements of a tensor: places are numbers of 32 bits. There is no least number: launching a kernel takes
 about as long as launching one of torch's operations, of which it replaces several."""
-CAPABILITY = (8, 0)
-"""The oldest GPUs for which Triton is made: compute capability."""
 
 
 def in_triton(*tensors: Tensor) -> bool:
@@ -159,7 +150,7 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
 
     This compiles them, which takes some 20 s once for a machine. If they fail, a warning says why.
     """
-    capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
+    capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
     if not capable or find_spec("triton") is None:
         return False
     try:
@@ -182,10 +173,6 @@ GROUP = 1 << 16
 """Elements that compiled code counts apart, in four bytes."""
 SMALLEST, PIECES = 1 << 11, 128
 """Least number of elements for which a selection has room, and the part of a tensor for which it has at least."""
-SAMPLES = 1 << 16
-"""About how many elements of a large tensor are in its sample."""
-SPARSEST = 16
-"""At most one element of this many is in the sample of a small tensor."""
 KEY_BITS = 32
 """Lower bits of a key, which tell of two equal magnitudes the one with the higher index."""
 BYTES = 8
@@ -224,16 +211,11 @@ def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
     least = SMALLEST if flat.is_cpu or flat.is_meta else GROUP  # each piece is some launches
     best = torch.empty(0, dtype=torch.int64, device=flat.device)
     for part in slices(n, piece or max(least, -(-n // 64), k // 4)):
-        keys = torch.cat((best, _keys(flat[part], part.start)))
+        keys = flat[part].abs().view(torch.int32 if flat.element_size() == 4 else torch.int16).long()
+        keys.bitwise_left_shift_(KEY_BITS).add_(torch.arange(part.start, part.stop, device=flat.device))
+        keys = torch.cat((best, keys))
         best = torch.topk(keys, min(k, keys.numel()), sorted=False).values
     return best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
-
-
-def _keys(values: Tensor, first: int) -> Tensor:
-    """Return numbers (int64) in the order of the magnitudes, equal ones in that of their indices, `first` and on."""
-    bits = values.abs().view(torch.int32 if values.element_size() == 4 else torch.int16).long()
-    places = torch.arange(first, first + values.numel(), device=values.device)
-    return bits.bitwise_left_shift_(KEY_BITS).add_(places)
 
 
 # --- The same by one call of compiled code for several tensors ---
@@ -289,10 +271,11 @@ def _scan(n: int, k: int) -> tuple[int, int, int, int]:
     """
     nbytes = 13 * min(n, k + max(k // 4, GROUP if n > GROUP * PIECES else max(SMALLEST, n // PIECES)))
     room = min(n, nbytes // 9)  # two numbers for each, and a byte for what is counted
-    step = coprime_step(n, max(SPARSEST, n // SAMPLES, n // (2 * room) + 1))
+    step = coprime_step(n, max(16, n >> 16, n // (2 * room) + 1))  # 65,536 of a large tensor
     while n // step > max(2048, 4 * (k * step) ** 0.5):
         sparser = coprime_step(n, step + step // 4)
-        if _most_reaching(k, sparser) > room:
+        rank = _rank(k / sparser)
+        if sparser * (rank + 4 * rank**0.5) > room:  # as many reach the border at most
             break
         step = sparser
     size = -(-n // step)
@@ -305,21 +288,12 @@ def _rank(expected: float) -> int:
     return int(expected + 4 * expected**0.5 + 4)
 
 
-def _most_reaching(k: int, step: int) -> float:
-    """Return an upper bound of how many elements reach the border found in a sample of every `step`-th element."""
-    rank = _rank(k / step)
-    most: float = step * (rank + 4 * rank**0.5)
-    return most
-
-
 # --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
 
 
 def in_one_launch(tensors: Sequence[Tensor]) -> bool:
     """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
-    if not in_triton(*tensors):
-        return False
-    alike = all(one.dtype == tensors[0].dtype and one.numel() for one in tensors)
+    alike = in_triton(*tensors) and all(one.dtype == tensors[0].dtype and one.numel() for one in tensors)
     return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
 
 
@@ -339,38 +313,22 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
         zero: whether the tensors are set to zeros before.
     """
     targets, parts = [dense for dense, _ in sent], [part for _, own in sent for part in own]
-    if any(packed.nbytes < BYTES * count for packed, count in parts):
+    if any(packed.nbytes != BYTES * count for packed, count in parts):  # more: with wider indices
         return False
     if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
-        _add_on_gpu(targets, [own for _, own in sent], scale, zero)
+        from resireduce.kernels.gpu import bucket
+
+        bucket.add_topk_(targets, [own for _, own in sent], scale, zero)
         return True
     compiled, known = library(), all(packed.is_cpu and packed.is_contiguous() for packed, _ in parts)
     if compiled is None or not known or not suits(*targets):
         return False
     structures = []
     for dense, own in sent:
-        to, size = dense.data_ptr(), dense.numel()
         for number, (packed, count) in enumerate(own):
-            values = packed.data_ptr()
-            zeroes = zero and not number
-            structures.append(SENT.pack(to, size, values, values + BYTES // 2 * count, count, scale, zeroes))
+            places = dense.data_ptr(), dense.numel(), packed.data_ptr(), packed.data_ptr() + BYTES // 2 * count
+            structures.append(SENT.pack(*places, count, scale, zero and not number))
     return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
-
-
-def _add_on_gpu(targets: list[Tensor], sent: list[Sequence[tuple[Tensor, int]]], scale: float, zero: bool) -> None:
-    """Do so by a launch for each rank, or for each rank and tensor where a rank's parts are not one message."""
-    from resireduce.kernels.gpu import bucket
-
-    if zero:
-        private.zero_each_(targets)
-    for parts in zip(*sent, strict=True):  # one rank after the other
-        ends = [packed.data_ptr() + packed.nbytes for packed, _ in parts]
-        if all(end == packed.data_ptr() for end, (packed, _) in zip(ends, parts[1:], strict=False)):
-            whole = parts[0][0].as_strided((sum(packed.nbytes for packed, _ in parts),), (1,))
-            bucket.add_topk_(targets, [count for _, count in parts], whole, scale)
-        else:
-            for target, (packed, count) in zip(targets, parts, strict=True):
-                bucket.add_topk_([target], [count], packed, scale)
 
 
 # --- Norms of tensors, of their rows, columns and blocks ---
@@ -398,7 +356,7 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type not in ("cpu", "meta"):
         l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
         return l1, l2
-    lanes = _sums(x.detach().reshape(-1)).sum(0)
+    lanes = _sums(x.detach().reshape(-1)).cumsum(0)[-1]  # one piece after the other
     while lanes.shape[1] > 1:  # pairwise
         first, second = lanes.chunk(2, 1)
         lanes = first + second
@@ -407,20 +365,17 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(flat: Tensor) -> Tensor:
-    """Return sums of magnitudes and of squares of `flat`, on a CPU or without storage: (2, 2, 16), float64.
+    """Return sums of magnitudes and of squares of each 65,536 elements of `flat`: (pieces, 2, 16), float64.
 
-    The first half has the sums of all complete pieces of 65,536 elements, the second those of the incomplete piece:
-    sixteen sums of magnitudes and sixteen of squares each, where element i is added to sum i % 16. The sums of a piece
-    begin with zero, so that threads can share pieces.
+    `flat` is on a CPU or without storage. Element i of a piece is added to its sum i % 16.
     """
-    sums = torch.zeros(2, 2, LANES, dtype=torch.float64, device=flat.device)
+    sums = torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
     compiled = library() if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is None:
-        for part in flat.split(PIECE):
+        for own, part in zip(sums, flat.split(PIECE), strict=False):
             values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
-            into = sums[0 if part.numel() == PIECE else 1]
-            into[0] += values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
-            into[1] += values.square_().cumsum(0)[-1]
+            own[0] = values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
+            own[1] = values.square_().cumsum(0)[-1]
     elif not flat.is_meta:
         compiled.resireduce_sums(flat.data_ptr(), flat.numel(), threads(flat.numel()), sums.data_ptr())
     return sums

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#define INLINE static inline __attribute__((always_inline))
+
 enum { MOST_THREADS = 64 };
 
 /* What goes through the elements start..stop of a task. */

@@ -2,7 +2,9 @@
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,14 +38,8 @@ class Profiler(Watcher):
         self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
         self._now: dict[Slot, tuple[float, float, int]] = {}
         self._taken = exchange.steps
-        timed = weakref.WeakMethod(self._timed)  # held weakly: what is dropped within the first steps is freed at once
-
-        def compress(bucket: Bucket, step: int) -> None:
-            here = timed()
-            assert here is not None, "who takes steps holds the watchers, too"
-            here(bucket, step)
-
-        self._queue.compress = compress  # type: ignore[method-assign]
+        # Held weakly: what is dropped within the first steps is freed at once.
+        self._queue.compress = partial(Profiler._timed, weakref.proxy(self))  # type: ignore[method-assign]
 
     def _timed(self, bucket: Bucket, step: int) -> None:
         """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
@@ -56,18 +52,16 @@ class Profiler(Watcher):
         ready, message = _clock(device), bucket.message
         self._now[slot] = ready, ready - began, message.nbytes if isinstance(message, Message) else 0
 
-    def before_step(self) -> None:
-        """Note how many steps were taken before: after one that is skipped there are no more."""
-        self._taken = self._exchange.steps
-
     def after_step(self) -> None:
         """Note the times of a step that was not skipped; once enough are timed, merge tensors by them.
 
         All ranks come here together: rank 0 decides, by the largest times of all ranks.
         """
         now, self._now = self._now, {}
-        order = self._queue.compressed
-        if self.rule is None or self._exchange.steps == self._taken or self.feedback.warms_up or not order:
+        taken, self._taken = self._taken, self._exchange.steps
+        slots = [slot for bucket in self._queue.buckets for slot in bucket.slots]
+        order = [slot for slot in slots if self.feedback.compresses(slot.name)]
+        if self.rule is None or self._taken == taken or self.feedback.warms_up or not order:
             return
         self._steps.append(now)
         if len(self._steps) <= TIMED_STEPS:
@@ -100,20 +94,18 @@ class Profiler(Watcher):
 
     def _link(self, nbytes: np.ndarray, device: torch.device) -> tuple[float, float]:
         """Return the latency, and the seconds per byte, of the collective that payloads use."""
-        smallest, whole = max(nbytes.min(), 64.0), max(nbytes.sum(), 128.0)
-        sizes = [8 * int(size / 8) for size in np.geomspace(smallest, max(whole, 2 * smallest), SIZES)]
+        smallest = max(nbytes.min(), 64.0)
+        sizes = [8 * int(size / 8) for size in np.geomspace(smallest, max(nbytes.sum(), 2 * smallest), SIZES)]
         seconds = [np.median([self._collective(size, device) for _ in range(REPEATS)]) for size in sizes]
         return line_through(np.array(sizes, dtype=np.float64), np.array(seconds))
 
     def _collective(self, nbytes: int, device: torch.device) -> float:
         """Return the seconds of one collective that all ranks begin together."""
         ranks, buffer = self.feedback.communicator, torch.zeros(nbytes // 4, device=device)
+        launch: Any = ranks.all_reduce if self.feedback.compressor.collective == "all_reduce" else ranks.all_gather
         ranks.all_reduce(torch.zeros(1, device=ranks.control_device), "resireduce.profile.start").wait()
         began = _clock(device)
-        launch: Callable[..., object] = ranks.all_gather
-        if self.feedback.compressor.collective == "all_reduce":
-            launch = ranks.all_reduce
-        launch(buffer, f"resireduce.profile.{nbytes}").wait()  # type: ignore[attr-defined]
+        launch(buffer, f"resireduce.profile.{nbytes}").wait()
         return _clock(device) - began
 
 

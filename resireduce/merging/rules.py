@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import choose
 
 # --- What a merging rule knows of the gradients of one step, and what its answer means ---
 
@@ -21,47 +21,36 @@ Array = NDArray[np.float64]
 Ends = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arrivals:
     """What is known of the gradients of one step, in the order in which they arrive in the backward pass.
 
-    Arrays are float64, and their last axis is that of the tensors, at least one; the axes before it, which broadcast,
-    are cases that are decided at once. A message takes the largest `latency` and the sum of `transfer` of its tensors,
-    and leaves when all are ready and the previous message has arrived. Raises ConfigError for a number below 0, one
-    that is not finite, and a tensor that is ready before the previous one.
+    Arrays are float64, 0 or more, and their last axis is that of the tensors, at least one; the axes before it, which
+    are broadcast, are cases that are decided at once. A message takes the largest `latency` and the sum of `transfer`
+    of its tensors, and leaves when all are ready and the previous message has arrived.
     """
 
     ready: Array
-    """Seconds after the start of the backward pass at which each can be sent, if it is compressed by itself."""
+    """Seconds after the start of the backward pass at which each can be sent, if it is compressed by itself: no tensor
+    before the previous one."""
     transfer: Array
     """Seconds that each takes on the link, excluding latency."""
     latency: Array
     """Seconds that a message of it alone takes in addition."""
     nbytes: Array
     """Bytes that are sent of each."""
-    backward: Array | None = None
+    backward: Array = 0.0  # type: ignore[assignment]
     """Seconds of the backward pass that each takes, excluding compression; only `omgs` needs it."""
-    elements: Array | None = None
+    elements: Array = 0.0  # type: ignore[assignment]
     """Elements that are compressed of each; only `omgs` needs it."""
-    compress: Callable[[Array], Array] | None = None
+    compress: Callable[[Array], Array] = np.zeros_like
     """Function from a number of elements, for each case, to the seconds of compression; only `omgs` needs it."""
 
     def __post_init__(self) -> None:
-        for name in ("ready", "transfer", "latency", "nbytes"):
-            values = getattr(self, name)
-            if not values.size or not np.isfinite(values).all() or (values < 0).any():
-                raise ConfigError(f"{name}: not all are finite and 0 or more; give such a number for each tensor")
-        if (np.diff(self.ready, axis=-1) < 0).any():
-            raise ConfigError("ready: a tensor is ready before the one before it; give them in order of arrival")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The cases' axes, and the number of tensors."""
-        return np.broadcast_shapes(self.ready.shape, self.transfer.shape, self.latency.shape, self.nbytes.shape)
-
-    def spread(self, values: Array) -> Array:
-        """Return `values` as a view with all cases' axes."""
-        return np.broadcast_to(values, self.shape)
+        """Give all arrays all cases' axes, as views."""
+        names = ("ready", "transfer", "latency", "nbytes", "backward", "elements")
+        for name, values in zip(names, np.broadcast_arrays(*(getattr(self, name) for name in names)), strict=True):
+            setattr(self, name, values)
 
 
 def messages_of(ends: Ends) -> list[range]:
@@ -89,15 +78,13 @@ class Filling(NamedTuple):
 
 def scan(arrivals: Arrivals, joins: Callable[[Filling], Ends]) -> Ends:
     """Return where messages of `arrivals` end if `joins` says for each message whether the next tensor joins it."""
-    ready, transfer, latency, nbytes = map(
-        arrivals.spread, (arrivals.ready, arrivals.transfer, arrivals.latency, arrivals.nbytes)
-    )
-    ends = np.ones(arrivals.shape, dtype=bool)
-    free = slowest = moved = filled = np.zeros(arrivals.shape[:-1])
-    for place in range(arrivals.shape[-1] - 1):
-        slowest = np.maximum(slowest, latency[..., place])
-        moved, filled = moved + transfer[..., place], filled + nbytes[..., place]
-        start = np.maximum(ready[..., place], free)
+    *cases, count = arrivals.ready.shape
+    ends = np.ones((*cases, count), dtype=bool)
+    free = slowest = moved = filled = np.zeros(cases)
+    for place in range(count - 1):
+        slowest = np.maximum(slowest, arrivals.latency[..., place])
+        moved, filled = moved + arrivals.transfer[..., place], filled + arrivals.nbytes[..., place]
+        start = np.maximum(arrivals.ready[..., place], free)
         end = start + slowest + moved
         join = joins(Filling(place, filled, slowest, free, start, end))
         ends[..., place] = ~join
@@ -117,10 +104,9 @@ def mg_wfbp(arrivals: Arrivals) -> Ends:
     leave before then anyway, or if it waits for less than the latency that is saved. The rule decides tensor by tensor,
     and so is not always the best: `optimal` is.
     """
-    ready = arrivals.spread(arrivals.ready)
 
     def joins(filling: Filling) -> Ends:
-        following, start = ready[..., filling.place + 1], filling.start
+        following, start = arrivals.ready[..., filling.place + 1], filling.start
         return (following < filling.end) & ((start > following) | (following - start < filling.latency))
 
     return scan(arrivals, joins)
@@ -135,16 +121,13 @@ def omgs(arrivals: Arrivals) -> Ends:
 
     Compression is part of the backward pass. The next tensor joins if waiting for it, and compressing longer, takes
     less than the latency that is saved. As published, the rule does not count the next tensor's own compression, so
-    that it may be slower than no merging at all. Raises ConfigError without `backward`, `elements` and `compress`.
+    that it may be slower than no merging at all.
     """
-    if arrivals.backward is None or arrivals.elements is None or arrivals.compress is None:
-        raise ConfigError("omgs: it must know what compression takes; give backward, elements and compress")
-    backward, elements, transfer, latency = map(
-        arrivals.spread, (arrivals.backward, arrivals.elements, arrivals.transfer, arrivals.latency)
-    )
-    compress, ends = arrivals.compress, np.ones(arrivals.shape, dtype=bool)
-    began = free = computed = held = moved = slowest = np.zeros(arrivals.shape[:-1])
-    for place in range(arrivals.shape[-1] - 1):
+    backward, elements, transfer, latency = arrivals.backward, arrivals.elements, arrivals.transfer, arrivals.latency
+    *cases, count = elements.shape
+    compress, ends = arrivals.compress, np.ones((*cases, count), dtype=bool)
+    began = free = computed = held = moved = slowest = np.zeros(cases)
+    for place in range(count - 1):
         computed, held = computed + backward[..., place], held + elements[..., place]
         moved, slowest = moved + transfer[..., place], np.maximum(slowest, latency[..., place])
         compressed = began + computed + compress(held)
@@ -169,9 +152,9 @@ def optimal(arrivals: Arrivals) -> Ends:
     The earlier the messages of the first tensors arrive, the earlier all can: so it suffices to know for each tensor
     the earliest time at which it and those before it can have arrived. Time and memory are quadratic in their number.
     """
-    ready, transfer, latency = map(arrivals.spread, (arrivals.ready, arrivals.transfer, arrivals.latency))
-    *cases, count = arrivals.shape
-    moved = np.concatenate((np.zeros((*cases, 1)), np.cumsum(transfer, axis=-1)), axis=-1)
+    ready, latency = arrivals.ready, arrivals.latency
+    *cases, count = ready.shape
+    moved = np.concatenate((np.zeros((*cases, 1)), np.cumsum(arrivals.transfer, axis=-1)), axis=-1)
     come, first = np.zeros((*cases, count + 1)), np.zeros((*cases, count), dtype=np.int64)
     for last in range(count):
         slowest = np.maximum.accumulate(latency[..., last::-1], axis=-1)[..., ::-1]
@@ -179,7 +162,7 @@ def optimal(arrivals: Arrivals) -> Ends:
         end = start + slowest + moved[..., last + 1, None] - moved[..., : last + 1]
         first[..., last] = end.argmin(axis=-1)
         come[..., last + 1] = end.min(axis=-1)
-    ends, place = np.zeros(arrivals.shape, dtype=bool), np.full((*cases, 1), count - 1)
+    ends, place = np.zeros(ready.shape, dtype=bool), np.full((*cases, 1), count - 1)
     for _ in range(count):
         np.put_along_axis(ends, place, True, axis=-1)
         before = np.take_along_axis(first, place, axis=-1) - 1
@@ -196,8 +179,7 @@ def rgmerge_style(arrivals: Arrivals) -> Ends:
     This meets the README's two aims: on all ranks the same tensors are merged, as many as are ready, and sizes vary so
     that the link is never idle while something is ready. It is MG-WFBP without waiting.
     """
-    ready = arrivals.spread(arrivals.ready)
-    return scan(arrivals, lambda filling: ready[..., filling.place + 1] <= filling.free)
+    return scan(arrivals, lambda filling: arrivals.ready[..., filling.place + 1] <= filling.free)
 
 
 # --- The rules by which training can merge ---
@@ -236,25 +218,23 @@ class Costs:
         """Return the names of the tensors of each message that `rule`, one of TIMED, makes; equal for equal costs.
 
         `omgs` would compress a message as one tensor; this returns only its messages. Raises ConfigError for an unknown
-        rule, and for times and bytes that cannot be.
+        rule.
         """
-        ends = TIMED[choose("rule", rule, TIMED)](self._arrivals())
-        return [[self.names[place] for place in message] for message in messages_of(ends)]
-
-    def _arrivals(self) -> Arrivals:
         ready = np.maximum.accumulate(np.asarray(self.ready_seconds, dtype=np.float64))
         nbytes, elements = (np.asarray(values, dtype=np.float64) for values in (self.nbytes, self.elements))
         compress = np.asarray(self.compress_seconds, dtype=np.float64)
         start, each = line_through(elements, compress)
-        return Arrivals(
+        arrivals = Arrivals(
             ready,
             nbytes * self.seconds_per_byte,
-            np.full(len(ready), self.latency_seconds),
+            np.array([self.latency_seconds]),
             nbytes,
             backward=np.maximum(np.diff(ready, prepend=0.0) - compress, 0.0),
             elements=elements,
             compress=lambda count: start + each * count,
         )
+        ends = TIMED[choose("rule", rule, TIMED)](arrivals)
+        return [[self.names[place] for place in message] for message in messages_of(ends)]
 
 
 def line_through(sizes: Array, seconds: Array) -> tuple[float, float]:

@@ -7,10 +7,11 @@ order. Neither depends on the other, so that a few of each tell what many choice
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 from resireduce import private
 from resireduce.api import distribute
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, check_count, is_count, short
+from resireduce.errors import ConfigError, check_count, short
 from resireduce.planning.item import sums
 from resireduce.planning.memory import LiveBytes, held_items
-from resireduce.planning.optimizers import Maker, Ones, make_optimizer, without_storage
+from resireduce.planning.models import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings
 
 Inputs = Callable[[nn.Module, int], Tensor]
@@ -39,7 +40,8 @@ rest of a segment that is not used for anything else."""
 CHUNKS = 64
 """Chunks of logits that are counted one by one. Each holds as much as any other, so that of those beyond only their
 gradients are counted, together: a large batch in small chunks would take hours."""
-HALVES = (torch.float16, torch.bfloat16)
+anew = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+"""Runs a part of the forward pass, and once more in the backward pass."""
 CURE = (
     "give module:callable, a function of the model and a batch size that returns the loss, such as "
     "`def inputs(model, batch): return model(torch.zeros(batch, 3, 224, 224)).sum()`"
@@ -58,8 +60,7 @@ def allocated(nbytes: int) -> int:
 
 
 def count(held: Iterable[Tensor] = ()) -> LiveBytes:
-    """Return what counts the bytes of all tensors without storage that are alive, as a GPU's allocator gives them out,
-    those of `held` too."""
+    """Return what counts tensors without storage that are alive, in bytes of a GPU's allocator, those of `held` too."""
     return LiveBytes(lambda one: one.is_meta, (one for one in held if one.is_meta), allocated)
 
 
@@ -70,39 +71,31 @@ class OnGpu(TorchFunctionMode):
         time, each computed anew in the backward pass.
     """
 
-    def __init__(self, head: nn.Module | None = None, loss_chunk: int | None = None):
+    def __init__(self, head: Any = None, loss_chunk: int | None = None):
         super().__init__()
         self._head, self._rows = head, loss_chunk
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace the operation, or run it as it is."""
-        kwargs = kwargs or {}
-        if func is scaled_dot_product_attention:
-            return _attention(*args, **kwargs)
-        if func is dropout:
-            return _dropout(*args, **kwargs)
         if func is cross_entropy and self._rows is not None:
-            return self._in_chunks(*args, **kwargs)
-        return func(*args, **kwargs)
+            return self._in_chunks(*args, **(kwargs or {}))
+        on_gpu = {scaled_dot_product_attention: _attention, dropout: _dropout}.get(func, func)
+        return on_gpu(*args, **(kwargs or {}))
 
     def _in_chunks(self, rows: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        head, size = self._head, self._rows
-        assert head is not None and size is not None
+        size: Any = self._rows
 
         def of(part: Tensor, wanted: Tensor) -> Tensor:
-            self._rows = None
-            try:
-                return cross_entropy(type(head).forward(head, part), wanted, *args, **kwargs)
-            finally:
-                self._rows = size
+            self._rows = None  # while the loss of a part is computed anew
+            loss = cross_entropy(type(self._head).forward(self._head, part), wanted, *args, **kwargs)
+            self._rows = size
+            return loss
 
-        whole, last = divmod(len(rows), size)
-        sizes = [size] * whole + [last] * bool(last)
-        sizes[CHUNKS:] = [sum(sizes[CHUNKS:])] * (len(sizes) > CHUNKS)
-        parts = [*zip(rows.split(sizes), target.split(sizes), strict=True)]
-        anew = partial(checkpoint, of, use_reentrant=False, preserve_rng_state=False)
-        made = [anew(part, wanted) for part, wanted in parts[:CHUNKS]]
-        return torch.stack([*made, *(Made.apply(part) for part, _ in parts[CHUNKS:])]).sum()
+        sizes = [size] * min(CHUNKS, len(rows) // size)
+        sizes += [rest] if (rest := len(rows) - sum(sizes)) else []
+        parts = zip(rows.split(sizes), target.split(sizes), strict=True)
+        made = [anew(of, *pair) if number < CHUNKS else Made.apply(pair[0]) for number, pair in enumerate(parts)]
+        return torch.stack(made).sum()
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -122,7 +115,7 @@ def _attention(
     """Flash attention in half precision without a mask, else the memory-efficient one."""
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
-    if query.dtype in HALVES and attn_mask is None:
+    if query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
     if attn_mask is not None:
@@ -140,17 +133,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
         return parts
     return [block for part in parts for block in blocks_of(part)]
-
-
-def head_of(model: nn.Module) -> nn.Module:
-    """Return the layer of `model` that makes logits. Raises ConfigError if it does not say which that is."""
-    find = getattr(model, "get_output_embeddings", None)
-    if (head := find() if callable(find) else None) is None:
-        raise ConfigError(
-            f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
-            "logits, as language models of transformers have it; leave the option out"
-        )
-    return head
 
 
 # --- A step of the model alone, and one of the library and the optimizer alone ---
@@ -175,7 +157,7 @@ class Passes:
 def trace_passes(
     model: nn.Module, inputs: Inputs, batch: int, checkpointed: bool = False, loss_chunk: int | None = None
 ) -> Passes:
-    """Return the bytes of a forward and a backward pass of `model`, which has no storage, and is left as it was.
+    """Return the bytes of a forward and a backward pass of a `model` without storage, which is left in training mode.
 
     checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
     """
@@ -185,7 +167,12 @@ def trace_passes(
             f"checkpoint: the {type(model).__name__} has no nn.ModuleList or nn.Sequential of equal blocks, between "
             "which activations could be kept; leave it out"
         )
-    heads = [] if loss_chunk is None else [head_of(model)]
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)() if loss_chunk is not None else None
+    if loss_chunk is not None and head is None:
+        raise ConfigError(
+            f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
+            "logits, as language models of transformers have it; leave the option out"
+        )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
     alive = count(others)
@@ -198,14 +185,12 @@ def trace_passes(
         passes.handed.append((parameter, most, alive.peak_bytes))
 
     hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
-    training = model.training
     for block in blocks:
-        forward = partial(type(block).forward, block)
-        block.forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
-    for head in heads:
+        block.forward = partial(anew, partial(type(block).forward, block))
+    if head is not None:
         head.forward = lambda hidden: hidden
     try:
-        with torch.device("meta"), OnGpu(heads[0] if heads else None, loss_chunk), Ones(), alive:
+        with torch.device("meta"), OnGpu(head, loss_chunk), Ones(), alive:
             model.train()
             loss = _loss(inputs, model, batch)
             passes.forward = alive.since()
@@ -213,10 +198,9 @@ def trace_passes(
             private.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
             passes.after, passes.left = alive.since(), alive.current_bytes
     finally:
-        model.train(training)
         for hook in hooks:
             hook.remove()
-        for module in (*blocks, *heads):
+        for module in blocks if head is None else (*blocks, head):
             del module.forward
     if not passes.handed:
         raise ConfigError(f"inputs: the loss depends on no trained parameter of the {type(model).__name__}; {CURE}")
@@ -298,47 +282,31 @@ def distribute_quietly(model: nn.Module, wrapped: torch.optim.Optimizer, given: 
 
 
 def hold(
-    model: nn.Module,
-    given: Settings,
-    order: Sequence[nn.Parameter],
-    optimizer: str | Maker,
-    arguments: Mapping[str, Any],
-    changed: Mapping[str, Any],
+    model: nn.Module, given: Settings, order: Sequence[nn.Parameter], optimizer: str | Maker, arguments: dict[str, Any]
 ) -> list[Held]:
-    """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, with
-    `changed` settings in place of some that were `given`."""
-    given = replace(given, **changed)
+    """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step."""
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
-    with without_storage(on_gpu=True):
-        for one in trained:
-            one.grad = torch.empty_like(one)
-        wrapped.step()
-        wrapped.zero_grad()
-        with distribute_quietly(model, wrapped, given) as distributed:
-            distributed.start_at(0)
-            distributed.zero_grad()
-            for one in [*order] * distributed.backward_passes_per_step:
-                one.sum().backward()
-            distributed.step()
-            return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
-
-
-# --- The two together ---
+    with without_storage(on_gpu=True), distribute_quietly(model, wrapped, given) as distributed:
+        for one in [*dict.fromkeys((*order, *trained))] * distributed.backward_passes_per_step:
+            one.sum().backward()  # those that the loss does not depend on, too: states are held of all
+        distributed.step()
+        return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
     """Return where the fullest moment of a step lies, and the bytes of what is alive then."""
     now, gradients = held.start + held.earlier, held.earlier if held.kept else 0
-    best = (passes.forward + now, "forward", passes.forward, gradients)
+    moments = [(passes.forward + now, "forward", passes.forward, gradients)]
     for parameter, most, rest in passes.handed:
         during, onwards = held.beside.get(parameter, (0, 0))
-        best = max(best, (most + now, "backward", most, gradients), (rest + now + during, "backward", rest, gradients))
+        moments.append((most + now, "backward", most, gradients))
+        moments.append((rest + now + during, "backward", rest, gradients))
         now += onwards
         gradients += min(onwards, parameter.nbytes) if held.kept else 0
-    best = max(best, (passes.after + now, "backward", passes.after, gradients))
-    best = max(best, (passes.left + now + held.update, "update", passes.left, gradients))
-    most, where, model, gradients = best
+    moments.append((passes.after + now, "backward", passes.after, gradients))
+    moments.append((passes.left + now + held.update, "update", passes.left, gradients))
+    most, where, model, gradients = max(moments)
     states = sum(held.states.values())
     return {
         "fullest_bytes": most + WORKSPACES,
@@ -359,7 +327,6 @@ def fullest(passes: Passes, held: Held) -> dict[str, Any]:
 
 NONE = {"compressor": "none", "scheme": "none", "gradients": "streamed"}
 KINDS: dict[str, dict[str, Any]] = {
-    "as asked": {},
     "full residuals, kept": {"scheme": "baseline", "residual_dtype": None, "gradients": "kept"},
     "full residuals, streamed": {"scheme": "baseline", "residual_dtype": None, "gradients": "streamed"},
     "w+2d, streamed": {"scheme": "w+2d", "residual_dtype": None, "gradients": "streamed"},
@@ -370,17 +337,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "no compression, updated in backward": NONE | {"update": "in_backward"},
 }
 """Choices that are planned beside the one that was asked for: what each changes of the settings."""
-OTHER = {"sgd": "adamw", "adamw": "sgd"}
 INT4 = "int4 residuals, streamed"
-NO_FIRST_MOMENT: dict[str, tuple[str, dict[str, Any]]] = {
-    "sgd": ("sgd", {"momentum": 0.0}),
-    "adamw": ("second-moment-adamw", {}),
+OTHER: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "sgd": ("adamw", "sgd", {"momentum": 0.0}),
+    "adamw": ("sgd", "second-moment-adamw", {}),
 }
-"""What takes the place of an optimizer where residuals are the only memory of gradients, with its arguments."""
+"""Beside an optimizer: another, and one for residuals that are the only memory of gradients, with its arguments."""
 CHUNK = 512
 """Rows of logits at a time, where a choice has them in parts."""
-UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}}
-UNITS |= {f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}
 MOST = 2**20
 """Largest batch that is looked for."""
 TRIES = 8
@@ -392,30 +356,26 @@ def as_bytes(memory: object) -> int:
 
     Raises ConfigError for anything else.
     """
-    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(\w*)\s*", memory if isinstance(memory, str) else "")
-    found = memory if is_count(memory) else float(parts[1]) * UNITS[parts[2]] if parts and parts[2] in UNITS else 0
-    if not found:
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", str(memory))
+    if parts is None or not float(parts[1]):
         raise ConfigError(
-            f"memory: {short(memory)} is not allowed; give a number of bytes, or one with a unit of "
-            f"{', '.join(unit for unit in UNITS if len(unit) > 1)}, such as 24GB"
+            f"memory: {short(memory)} is not allowed; give a number of bytes, or one with a unit of KB, MB, GB, TB, "
+            "KiB, MiB, GiB, TiB, such as 24GB"
         )
-    return int(cast(float, found))
+    return int(float(parts[1]) * (1024 if parts[3] else 1000) ** " KMGT".index(parts[2] or " "))
 
 
-def check_batch(batch: Any, inputs: object, shards: object, **asked: Any) -> None:
+def check_batch(batch: Any, inputs: object, **asked: Any) -> None:
     """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
 
     asked: checkpoint, loss_chunk and memory.
     """
     if batch is None:
-        for name, value in asked.items():
-            if value:
-                raise ConfigError(f"{name}: {value!r} means nothing without a batch; give batch, its samples, too")
+        for name in [name for name, value in asked.items() if value]:
+            raise ConfigError(f"{name}: {asked[name]!r} means nothing without a batch; give batch, its samples, too")
         return
     check_count("batch", batch, least=1, of="samples")
     check_count("loss_chunk", asked["loss_chunk"], least=1, of="rows", or_none=True)
-    if shards is not None:
-        raise ConfigError(f"shards: {shards!r} is not planned together with a batch; leave one of the two out")
     if not callable(inputs):
         raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
     if asked["memory"] is not None:
@@ -443,28 +403,24 @@ def plan_batch(
         progress(f"the model's own step{what}")
         return trace_passes(model, inputs, size, checkpointed, chunk)
 
+    def row(kind: str, held: list[Held]) -> dict[str, Any]:
+        peaks = {way: most_of(one, held)["fullest_bytes"] for way, one in ways.items()}
+        return {"choice": kind} | {f"{way}fullest_bytes": peak for way, peak in peaks.items()}
+
     passes = trace(f" with a batch of {batch}", batch, checkpoint, loss_chunk)
     order = [parameter for parameter, _, _ in passes.handed]
     ways = {"": passes}
-    for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
-        try:
+    with suppress(ConfigError):  # the model has no blocks, or does not say which layer makes logits
+        for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
             ways[way] = trace(f", {way.strip('_').replace('_', ' and ')}", batch, True, chunk)
-        except ConfigError:  # the model has no blocks, or does not say which layer makes logits
-            break
-    rows: list[dict[str, Any]] = []
-    for kind, other, of_other, changed in choices(optimizer, arguments, given):
+    progress("as asked")
+    asked = hold(model, given, order, optimizer, arguments)
+    rows = [row("as asked", asked)]
+    for kind, settings, other, of_other in choices(given, optimizer, arguments):
         progress(kind)
-        try:
-            held = hold(model, given, order, other, of_other, changed)
-        except ConfigError:
-            if not rows:
-                raise
-            continue  # what was asked for does not go together with it
-        peaks = {way: most_of(one, held) for way, one in ways.items()}
-        if not rows:
-            asked, result = held, peaks[""]
-        rows.append({"choice": kind} | {f"{way}fullest_bytes": one["fullest_bytes"] for way, one in peaks.items()})
-    result["choices"] = rows
+        with suppress(ConfigError):  # what was asked for does not go together with it
+            rows.append(row(kind, hold(model, settings, order, other, of_other)))
+    result = most_of(passes, asked) | {"choices": rows}
     if memory is not None:
         most = as_bytes(memory)
 
@@ -478,17 +434,18 @@ def plan_batch(
 
 
 def choices(
-    optimizer: Any, arguments: dict[str, Any], given: Settings
-) -> Iterator[tuple[str, Any, dict[str, Any], Mapping[str, Any]]]:
-    """Yield the choices to plan, what was asked for first: in words, optimizer, its arguments, changed settings."""
+    given: Settings, optimizer: Any, arguments: dict[str, Any]
+) -> Iterator[tuple[str, Settings, Any, dict[str, Any]]]:
+    """Yield what is planned beside what was asked for: in words, as settings, an optimizer and its arguments."""
     for kind, changed in KINDS.items():
-        if kind == "as asked" or any(getattr(given, name) != value for name, value in changed.items()):
-            yield kind, optimizer, arguments, changed
+        if (settings := replace(given, **changed)) != given:
+            yield kind, settings, optimizer, arguments
     if optimizer in OTHER:
         if not arguments.get("fused"):
-            yield f"as asked, {optimizer} with fused=True", optimizer, arguments | {"fused": True}, {}
-        yield f"as asked, {OTHER[optimizer]}", OTHER[optimizer], {}, {}
-        yield f"{INT4}, no first moment", *NO_FIRST_MOMENT[optimizer], KINDS[INT4]
+            yield f"as asked, {optimizer} with fused=True", given, optimizer, arguments | {"fused": True}
+        other, without_moment, of_that = OTHER[optimizer]
+        yield f"as asked, {other}", given, other, {}
+        yield f"{INT4}, no first moment", replace(given, **KINDS[INT4]), without_moment, of_that
 
 
 def most_of(passes: Passes, held: list[Held]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """One tensor of the model states, told in plain values. Imports no torch."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 STATES = ("parameters", "gradients", "residuals", "optimizer_states")
 """The kinds of model state that an item can be of."""
@@ -25,11 +24,6 @@ class Item:
     nbytes: int
     members: tuple[str, ...] = ()
     """All parameters that share it, where several do."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values by field, `nbytes` as `bytes`."""
-        values = asdict(self) | {"shape": list(self.shape), "members": list(self.members)}
-        return {"bytes" if key == "nbytes" else key: value for key, value in values.items()}
 
 
 def sums(items: list[Item]) -> dict[str, int]:

@@ -2,8 +2,7 @@
 
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
@@ -20,12 +19,7 @@ from resireduce.scheme import SCHEMES, build_residual
 # --- The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of ---
 
 
-Holder = Any
-"""What holds the model states of a rank: an optimizer that `resireduce.distribute` made, or a plan's stand-in for one,
-with its `feedback`, `slots`, `param_groups` and `state`."""
-
-
-def itemise_states(optimizer: Holder, model: nn.Module | None = None) -> list[Item]:
+def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[Item]:
     """Return every tensor of the model states that this rank holds now, in bytes; one held twice is listed once.
 
     To be called at a step boundary, after `step()` and before `zero_grad()`. Residuals in the host's memory are not
@@ -35,13 +29,41 @@ def itemise_states(optimizer: Holder, model: nn.Module | None = None) -> list[It
     return [item for item, _ in held_items(optimizer, model)]
 
 
-def held_items(optimizer: Holder, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
+def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
     """Return what `itemise_states` does for `optimizer` and `model`, each with the tensor itself."""
+    feedback, momentum = optimizer.feedback, optimizer.feedback.momentum
     found: dict[tuple[str, int], tuple[Item, Tensor]] = {}
-    for state, name, part, tensor, members in _held(optimizer, model):
+
+    def add(state: str, name: str, part: str, tensor: Tensor, members: tuple[str, ...] = ()) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
         item = Item(state, name, part, tuple(tensor.shape), dtype, held_bytes(tensor), members)
         found.setdefault((state, id(tensor)), (item, tensor))
+
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    names = {id(parameter): f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
+    names |= {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
+    names |= {id(slot.parameter): slot.name for slot in optimizer.slots}
+    for parameter in parameters:
+        add("parameters", names[id(parameter)], "", parameter)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            add("gradients", names[id(parameter)], "", parameter.grad)
+    on_host = {*map(id, feedback.residual.host_tensors())}
+    for key, tensor in feedback.residual.tensors().items():  # "kind.name" or "kind.name.part", and names have dots
+        kind, _, rest = key.partition(".")
+        found_in = [slot.name for slot in optimizer.slots if f"{rest}.".startswith(f"{slot.name}.")]
+        name = max(found_in, key=len, default=rest)
+        if id(tensor) not in on_host:
+            add("residuals", name, kind + rest.removeprefix(name), tensor, _members(feedback, name))
+    for name, state in feedback.states.held.items():
+        for key, tensor in state.items():
+            add("residuals", name, f"compressor.{key}", tensor)
+    for parameter in dict.fromkeys([*parameters, *optimizer.state]):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                add("optimizer_states", names.get(id(parameter), "optimizer"), str(key), value)
+    for key, velocity in ({} if momentum is None else momentum.tensors()).items():
+        add("optimizer_states", key.partition(".")[2], "velocity", velocity)
     return list(found.values())
 
 
@@ -52,56 +74,11 @@ def held_bytes(tensor: Tensor) -> int:
     return sum(held_bytes(getattr(tensor, inner)) for inner in tensor.__tensor_flatten__()[0])
 
 
-_Found = tuple[str, str, str, Tensor, tuple[str, ...]]
-
-
-def _held(optimizer: Holder, model: nn.Module | None) -> Iterator[_Found]:
-    """Yield state, name, part, tensor and members of all that is held, one after the other."""
-    feedback, momentum = optimizer.feedback, optimizer.feedback.momentum
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    names = {id(parameter): f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
-    names |= {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
-    trained = {id(slot.parameter): slot.name for slot in optimizer.slots}
-    names |= trained
-    for parameter in parameters:
-        yield "parameters", names[id(parameter)], "", parameter, ()
-    for parameter in parameters:
-        if parameter.grad is not None:
-            yield "gradients", names[id(parameter)], "", parameter.grad, ()
-    sharing, on_host = _sharing(feedback, [*trained.values()]), {*map(id, feedback.residual.host_tensors())}
-    for key, tensor in (feedback.residual.tensors() | feedback.states.tensors()).items():
-        if id(tensor) not in on_host:
-            yield "residuals", *_owner(key, {*trained.values()}), tensor, sharing.get(id(tensor), ())
-    place = {id(parameter): i for i, parameter in enumerate(parameters)}
-    # They appear in the order in which they are first needed.
-    for parameter, state in sorted(optimizer.state.items(), key=lambda pair: place.get(id(pair[0]), len(place))):
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                yield "optimizer_states", names.get(id(parameter), "optimizer"), str(key), value, ()
-    for key, velocity in ({} if momentum is None else momentum.tensors()).items():
-        yield "optimizer_states", key.partition(".")[2], "velocity", velocity, ()
-
-
-def _sharing(feedback: ErrorFeedback, names: Iterable[str]) -> dict[int, tuple[str, ...]]:
-    """Return which of the parameters of these `names` read a residual, by the id of each tensor that several read."""
-    readers: dict[int, list[str]] = {}
-    for name in names:
-        stored = feedback.residual.of(name).stored_for(name) if feedback.keeps_residual(name) else None
-        for tensor in () if stored is None else stored.tensors().values():
-            readers.setdefault(id(tensor), []).append(name)
-    return {key: tuple(members) for key, members in readers.items() if len(members) > 1}
-
-
-def _owner(key: str, names: set[str]) -> tuple[str, str]:
-    """Return parameter and part of a residual's tensor, from its name `key`: kind, parameter, which of several.
-
-    names: those of all parameters. A tensor of none of them keeps its name.
-    """
-    kind, *pieces = key.split(".")
-    for stop in range(len(pieces), 0, -1):
-        if (name := ".".join(pieces[:stop])) in names:
-            return name, ".".join([kind, *pieces[stop:]])
-    return key, "residual"
+def _members(feedback: ErrorFeedback, name: str) -> tuple[str, ...]:
+    """Return which parameters read the residual of `name`, if several do."""
+    stored = feedback.residual.of(name)._stored
+    members = tuple(one for one, read in stored.items() if read is stored.get(name))
+    return members if len(members) > 1 else ()
 
 
 # --- Their sums, and what is compared with them ---
@@ -136,22 +113,6 @@ def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
     optimizer: made by `resireduce.distribute`.
     """
     return ModelStates(**sums(itemise_states(optimizer)))
-
-
-def tied_parameters(model: nn.Module) -> set[int]:
-    """Return the `id` of each parameter that `model` has in more than one place."""
-    return {one for one, count in Counter(map(id, _in_all_places(model))).items() if count > 1}
-
-
-def _in_all_places(module: nn.Module, above: tuple[nn.Module, ...] = ()) -> Iterator[nn.Parameter]:
-    """Yield the parameters of `module`, each once for each place that it is in.
-
-    A part that is one of the modules `above` it, such as the parent that a child knows, is not followed in a circle.
-    """
-    yield from (parameter for parameter in module._parameters.values() if parameter is not None)
-    for part in module._modules.values():
-        if part is not None and not any(part is one for one in (*above, module)):
-            yield from _in_all_places(part, (*above, module))
 
 
 def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] | None = None) -> int:
@@ -245,27 +206,29 @@ def counted_states(parameters: Iterable[Tensor], module: str = "resireduce.") ->
     Counted is also what functions make of modules whose names begin with `module`. It must be called while the
     operation that makes the tensor runs, since it looks at the callers.
     """
-    shapes = {squeezed(parameter) for parameter in parameters}
-    return lambda tensor: squeezed(tensor) in shapes or _called_by(module)
 
+    def shape_of(tensor: Tensor) -> tuple[int, ...]:
+        """Return it without ones: autograd makes some gradients of vectors as matrices of one row."""
+        return tuple(size for size in tensor.shape if size != 1)
 
-def squeezed(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of `tensor` without ones: autograd makes some gradients of vectors as matrices of one row."""
-    return tuple(size for size in tensor.shape if size != 1)
+    shapes = {*map(shape_of, parameters)}
+
+    def counts(tensor: Tensor) -> bool:
+        if shape_of(tensor) in shapes:
+            return True
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            name = frame.f_globals.get("__name__", "")
+            if name.startswith(module) and name != __name__:
+                return True
+            frame = frame.f_back
+        return False
+
+    return counts
 
 
 def _key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _called_by(module: str) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith(module) and name != __name__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict[str, int]:

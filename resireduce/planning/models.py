@@ -1,17 +1,22 @@
-"""The model that a command line names: found, built, and brought to tensors without storage."""
+"""What is planned: models and optimizers, found by name, built, and brought to tensors without storage."""
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from resireduce import private
 from resireduce.errors import ConfigError, choose
-from resireduce.scheme import load
+from resireduce.optim import SecondMomentAdamW
+from resireduce.scheme import COMPRESSORS, load_given
+from resireduce.settings import Settings
 
 # --- Models of a Hugging Face configuration: config.json, which says what a model is made of, not its weights ---
 
@@ -74,11 +79,7 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
     if is_config_file(name):
         return partial(build_from_config, name, **given)
     models = {name: name} if ":" in name else offered_models()
-    target = models[choose("model", name, models)]
-    try:
-        make = load(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"model: {name!r} cannot be loaded: {type(error).__name__}: {error}; {CURE}") from error
+    make = load_given("model", models[choose("model", name, models)], CURE)
     if isinstance(make, nn.Module) or not callable(make):
         raise ConfigError(f"model: {name!r} is of type {type(make).__name__}, and cannot be called to make one; {CURE}")
     built = partial(make, **given)
@@ -93,24 +94,102 @@ PLAIN = (nn.Parameter, Tensor)
 """Types of what is put into another device; what wraps others, as quantized weights do, stays where it is."""
 
 
-def to_meta(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` with all parameters and buffers on device meta; `model` itself if they all are there.
+def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return what `build` makes, or a copy of it with all parameters and buffers on device meta, if any is elsewhere.
 
     The fullest moment of a step is counted by what is made in it, and code for tensors with values makes other things.
-    A script's own model is left as it is.
+    A script's own model is left as it is. Raises ConfigError for what is no model, and if nothing in it is trained.
     """
+    if isinstance(build, nn.Module) or not callable(build):
+        raise ConfigError(f"build: an object of type {type(build).__name__}; give a function that returns the model")
+    with torch.device("meta"):
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
     made: dict[int, Any] = {}
     for module in model.modules():
         for one in (*module._parameters.values(), *module._buffers.values()):
             if one is not None and type(one) in PLAIN and one.layout == torch.strided and not one.is_meta:
-                made[id(one)] = _like(one)
+                made[id(one)] = empty = torch.empty_like(one, device="meta")
+                if isinstance(one, nn.Parameter):
+                    made[id(one)] = nn.Parameter(empty, one.requires_grad)
+                    vars(made[id(one)]).update(vars(one))
     return copy.deepcopy(model, made) if made else model
 
 
-def _like(one: Tensor) -> Tensor:
-    """Return a tensor like `one`, with its attributes, on device meta."""
-    empty = torch.empty_like(one, device="meta").detach()
-    if isinstance(one, nn.Parameter):
-        empty = nn.Parameter(empty, one.requires_grad)
-        vars(empty).update(vars(one))
-    return empty
+# --- Optimizers by name ---
+
+
+Maker = Callable[..., torch.optim.Optimizer]
+"""Called with a list of parameters, and with arguments by name, it returns an optimizer."""
+
+OPTIMIZERS: dict[str, Maker] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adamw": torch.optim.AdamW,
+    "second-moment-adamw": SecondMomentAdamW,
+    "adafactor": torch.optim.Adafactor,
+    "rmsprop": torch.optim.RMSprop,
+}
+FUSED_KERNELS = {getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")}
+"""The kernels of torch's optimizers in their fused form, each of which updates all parameters of a device in place."""
+
+
+def make_optimizer(
+    optimizer: str | Maker, parameters: list[nn.Parameter], arguments: Mapping[str, object], given: Settings
+) -> torch.optim.Optimizer:
+    """Return the optimizer of `parameters`, with `arguments`, ready for training as `given`.
+
+    Raises ConfigError if there is no such optimizer.
+    """
+    listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
+    if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
+        arguments = {"momentum": 0.0, **arguments}  # the compressor has it
+    make: Any = optimizer
+    if isinstance(optimizer, str):
+        is_path = ":" in optimizer
+        make = load_given("optimizer", optimizer) if is_path else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+    made = make(parameters, **arguments)
+    if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse to step before
+        train()
+    return made
+
+
+# --- Steps of optimizers on tensors without storage ---
+
+
+@contextmanager
+def without_storage(on_gpu: bool = False) -> Iterator[None]:
+    """Within it optimizers take steps on tensors without storage: what they read of values is 1 everywhere.
+
+    Torch's optimizers may have their fused form: they make the states that they make on other devices, and their
+    kernels, which hold nothing beside them, do nothing.
+
+    on_gpu: whether they take the form that they choose by themselves on a GPU, for all tensors of a step together.
+    """
+    module: Any = import_module("torch.optim.optimizer")  # torch.optim has no attribute of that name
+    names = [f"_get_{form}_kernels_supported_devices" for form in ("fused", "foreach")[: 1 + on_gpu]]
+    supported = {name: getattr(module, name) for name in names}
+    for name, kept in supported.items():
+        setattr(module, name, lambda kept=kept: [*kept(), "meta"])
+    try:
+        with Ones():
+            yield
+    finally:
+        for name, kept in supported.items():
+            setattr(module, name, kept)
+
+
+class Ones(private.DispatchMode):
+    """Answers 1 for a value that is read from a tensor without storage (`item`), where torch would raise.
+
+    Kernels of fused optimizers, which such tensors lack, do nothing.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in FUSED_KERNELS and args[0][0].is_meta:
+            return None
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return torch.ones((), dtype=args[0].dtype).item()
+        return func(*args, **(kwargs or {}))

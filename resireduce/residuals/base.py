@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, check_share, is_number
+from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
 from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, pieces, share
@@ -23,15 +23,16 @@ CHOICES = ("largest", "softmax")
 """How rows and columns are chosen: by the largest norms (the paper), or drawn at random (the released code)."""
 
 
-def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:
+def select(norms: Tensor, count: int, drawn_from: str, choice: str, step: int) -> Tensor:
     """Return which `count` of the 1-D `norms` to keep: int32, ascending.
 
-    choice: "largest", of equal norms those of the highest numbers; or "softmax", drawn from `source` without
-    replacement with the softmax of the norms as probabilities. The draw takes the largest of norm + Gumbel noise, which
-    is the same and works where probabilities underflow.
+    choice: "largest", of equal norms those of the highest numbers; or "softmax", drawn without replacement with the
+    softmax of the norms as probabilities, by a generator for `drawn_from` and `step`. The draw takes the largest of
+    norm + Gumbel noise, which is the same and works where probabilities underflow.
     """
     if choice == "largest":
         return largest_magnitudes(norms, count).to(torch.int32)
+    source = generator(norms.device, drawn_from, step)
     uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
     norms = norms - uniform.clamp(min=1e-300).log().neg().log()
     return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
@@ -50,15 +51,13 @@ def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
-def alike(first: Tensor, second: Tensor) -> bool:
-    """Return whether `first` and `second` are contiguous, and of one shape, dtype and device."""
-    same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
-    return same and first.is_contiguous() and second.is_contiguous()
-
-
 def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
     """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
-    return (grad, stored.values) if isinstance(stored, Plain) and alike(grad, stored.values) else None
+    if not isinstance(stored, Plain):
+        return None
+    both = grad, stored.values
+    like = {(one.shape, one.dtype, one.device, one.is_contiguous()) for one in both}
+    return both if len(like) == 1 and grad.is_contiguous() else None
 
 
 class Residual(ABC):
@@ -161,10 +160,6 @@ class Residual(ABC):
         """Return the bytes held between two steps."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
-    def stored_for(self, name: str) -> Stored | None:
-        """Return the storage that is read for tensor `name`, if any."""
-        return self._stored.get(name)
-
     def prefetch(self, name: str) -> None:
         """Start copying the residual of tensor `name` from the host's memory, if it is there: its gradient is due."""
         if isinstance(stored := self._stored.get(name), Hosted):
@@ -197,9 +192,10 @@ class Residual(ABC):
 
 
 def options_of(residual: type[Residual]) -> set[str]:
-    """Return the names of the options of a `residual`: the keyword arguments that it adds to those of all residuals."""
-    keywords = {name for name, p in signature(residual).parameters.items() if p.kind is Parameter.KEYWORD_ONLY}
-    return keywords - signature(Residual).parameters.keys()
+    """Return the names of the options of a `residual`: its keyword arguments and those of the classes it is made of,
+    but for those of all residuals."""
+    given = [one for made_of in residual.__mro__ for one in signature(made_of).parameters.values()]
+    return {one.name for one in given if one.kind is Parameter.KEYWORD_ONLY} - signature(Residual).parameters.keys()
 
 
 # --- Residuals of one tensor each: whole, fading, of a random part, and none at all ---
@@ -226,11 +222,9 @@ class FullResidual(Residual):
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return R of tensor `name` and `grad`, if the sum is formed in the memory of R; otherwise `grad` and R."""
-        memory = self.memory(name)
-        if memory is not None:
-            return (memory, grad) if alike(memory, grad) else None
-        return addends_of(grad, self._stored[name])
+        """Return `grad` and R of tensor `name`: first that in whose memory the sum is formed."""
+        found = addends_of(grad, self._stored[name])
+        return found if found is None or self.memory(name) is None else found[::-1]
 
     def memory(self, name: str) -> Tensor | None:
         stored = self._stored.get(name)
@@ -242,9 +236,8 @@ class FullResidual(Residual):
         return memory is not None and norm_dtype(memory) == memory.dtype
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Store the error, unless it is already in the residual's memory, where the sum was formed."""
         left = error()
-        if left is not self.memory(name):
+        if left is not self.memory(name):  # else the sum was formed there
             self._stored[name].set_(left, self.source(name, left, step))
 
 
@@ -263,9 +256,7 @@ class DecayedResidual(FullResidual):
 
     def __init__(self, *, decay: float = 0.999, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        if not is_number(decay) or not 0 < decay <= 1:
-            raise ConfigError(f"decay: {decay!r} is not allowed; give a number more than 0 and at most 1")
-        self.decay = decay
+        self.decay = check_share("decay", decay)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         super().update(name, lambda: error().mul_(self.decay), step)
@@ -273,10 +264,6 @@ class DecayedResidual(FullResidual):
     def restore(self, name: str, value: Tensor, step: int) -> None:
         """Store `value` of tensor `name` without decay: no step has passed."""
         super().update(name, lambda: value, step)
-
-
-SMALLEST_PIECE = 1 << 12
-"""Smallest number of places that is worth a piece of its own."""
 
 
 class PartialResidual(Residual):
@@ -307,12 +294,12 @@ class PartialResidual(Residual):
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        flat = error().view(-1)
-        self._stored[name].release()
-        values = flat.new_empty(self._count(flat))
+        flat, stored = error().view(-1), self._stored[name]
+        room = stored.room(flat.dtype)
+        values = flat.new_empty(self._count(flat)) if room is None else room
         for piece, positions in self._places(name, flat):
             values[piece] = flat[positions]
-        self._stored[name].set_(values, self.source(name, flat, step))
+        stored.set_(values, self.source(name, flat, step))
 
     def meaning(self) -> dict[str, str]:
         """Return the type of device on which the places of each tensor are drawn: another type draws others."""
@@ -327,7 +314,7 @@ class PartialResidual(Residual):
         At most a sixteenth of the places are in memory at once, since they take more memory than the values.
         """
         n, k, source = flat.numel(), self._count(flat), generator(flat.device, name)
-        for piece in pieces(k, smallest=SMALLEST_PIECE):
+        for piece in pieces(k, smallest=1 << 12):
             yield piece, one_of_each(n, k, piece.start, piece.stop, source, flat.device)
 
 
@@ -379,8 +366,8 @@ class Residuals:
 
     def host_tensors(self) -> list[Tensor]:
         """Return the `tensors()` that are held in the host's memory."""
-        stored = {id(held): held for one in self._all for held in one._stored.values() if isinstance(held, Hosted)}
-        return [tensor for held in stored.values() for tensor in held.tensors().values()]
+        stored = dict.fromkeys(held for one in self._all for held in one._stored.values())
+        return [tensor for held in stored if isinstance(held, Hosted) for tensor in held.tensors().values()]
 
     def meaning(self) -> dict[str, str]:
         """Return what a state to load must have in common with these beside names and shapes."""

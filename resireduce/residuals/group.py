@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, choose, is_number
+from resireduce.errors import check, choose, is_number
 from resireduce.kernels.ops import l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, Residual, addends_of, named, norm_dtype
-from resireduce.residuals.stored import Stored
+from resireduce.residuals.stored import Plain, Stored
 
 
 @dataclass(slots=True, eq=False)
@@ -50,9 +50,10 @@ class GroupResidual(Residual):
     def fold(self, folded: Any, error: Tensor, name: str) -> Any:
         """Return what is `folded` so far, if anything, with the `error` of member `name`; may use their memory."""
 
-    @abstractmethod
     def finish(self, folded: Any, stored: Stored) -> Tensor:
-        """Return what is to be `stored` of all errors that are `folded`: in its room, or in memory of its own."""
+        """Return what is to be `stored` of all errors that are `folded`, in its room or not: the first of what they
+        have been folded into."""
+        return folded[0]
 
     def register(self, name: str, parameter: Tensor) -> None:
         members = self.grouping.group_of(name)
@@ -87,6 +88,8 @@ class GroupResidual(Residual):
         """Fold the error of `member`, whose turn it is, or before which no other member will come."""
         error = group.waiting.pop(member)
         error = error.to(norm_dtype(error)).contiguous()  # the error of a user's compressor may not be
+        if group.folded is None and error.untyped_storage().nbytes() != error.nbytes:
+            error = error.clone()  # the memory of which it is a part would be held with it
         group.turn += 1
         group.folded = self.fold(group.folded, error, member)
 
@@ -117,17 +120,18 @@ class AverageResidual(GroupResidual):
 
         Products, sums and quotients are each rounded, on every device: addcmul_ would round once, but not everywhere.
         """
-        weight = self.weight(error, name).to(error.dtype, copy=folded is None)  # others are added to the first
-        if folded is not None:
-            total, weights = folded
-            return total.add_(error.mul_(weight)), weights.add_(weight)
-        is_part = error.untyped_storage().nbytes() != error.nbytes  # of memory that would be held with it
-        return (error.clone() if is_part else error).mul_(weight), weight
+        weight = self.weight(error, name)
+        if folded is None:
+            return error.mul_(weight), weight
+        total, weights = folded
+        return total.add_(error.mul_(weight)), weights.add_(weight)
 
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
         total, weight = folded
-        room = stored.room(total.dtype)
+        # Memory of another dtype is copied to: `room` would free it.
+        is_other = isinstance(stored, Plain) and stored.values.dtype != total.dtype
+        room = None if is_other else stored.room(total.dtype)
         divisor = weight.clamp(min=torch.finfo(weight.dtype).tiny)
         return torch.div(total, divisor, out=total if room is None else room)
 
@@ -147,8 +151,7 @@ class WeightedResidual(AverageResidual):
 
     def __init__(self, *, phi: float = 0.5, norms: str = "residual", **options: object):
         super().__init__(**options)
-        if not is_number(phi) or not 0 <= phi <= 1:
-            raise ConfigError(f"phi: {phi!r} is not allowed; give the weight of the L1 norm, 0 <= phi <= 1")
+        check("phi", phi, is_number(phi) and 0 <= phi <= 1, "the weight of the L1 norm, 0 <= phi <= 1")
         self.phi, self.norms = phi, choose("norms", norms, NORMS)
         self._weights: dict[str, Tensor] = {}
 
@@ -180,20 +183,15 @@ class MemberResidual(GroupResidual):
 
     def __init__(self, *, norm: int = 1, smallest: bool = False, **options: object):
         super().__init__(**options)
-        if norm not in (1, 2):
-            raise ConfigError(f"norm: {norm!r} is not allowed; give 1 or 2")
-        if not isinstance(smallest, bool):
-            raise ConfigError(f"smallest: {smallest!r} is not allowed; give true or false")
+        check("norm", norm, norm in (1, 2), "1 or 2")
+        check("smallest", smallest, isinstance(smallest, bool), "true or false")
         self.norm, self.smallest = norm, smallest
 
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Return the better of the two errors and its norm, 0-D, without waiting for a GPU to compare them."""
         norm = l1_and_l2_norm(error)[self.norm - 1]
         if folded is None:
-            return error.clone(), norm
+            return error, norm
         best, best_norm = folded
         better = norm < best_norm if self.smallest else norm > best_norm
         return torch.where(better, error.to(best.dtype), best, out=best), torch.where(better, norm, best_norm)
-
-    def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
-        return folded[0]

@@ -1,6 +1,6 @@
 """Stored tensors: a residual in memory, in its precision, on its device or in the host's memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cache
@@ -32,34 +32,26 @@ class Plain:
         """Return the values as `dtype`, not to be changed: the stored tensor itself if it has that dtype."""
         return self.values.to(dtype)
 
-    def release(self) -> None:
-        """Free memory that is not needed until the next `set_`, since the values have been used."""
-        self.values = self.values.new_empty(0)
-
     def room(self, dtype: torch.dtype) -> Tensor | None:
-        """Return memory in which the next value of `dtype` may be formed, once the values have been used.
+        """Return the memory of the values, which have been used, if the next value of `dtype` can be formed in it.
 
-        It is then given to `set_`, which leaves it there. None: `set_` copies what it is given.
+        That is then given to `set_`, which leaves it there. None: it is freed until `set_`.
         """
-        return self.values if self.values.dtype == dtype else None
+        if self.values.dtype == dtype:
+            return self.values
+        self.values = self.values.new_empty(0)
+        return None
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Keep `value` itself if it has the storage dtype, otherwise a copy rounded to it; nothing needs `source`."""
-        if value is self.values:  # it was formed there
+        """Copy `value`, unless it was formed in `room`, rounded to the storage dtype; nothing needs `source`."""
+        if value is self.values:
             return
-        if value.dtype == self.values.dtype or self.values.shape != value.shape:
-            self.values = value.to(self.values.dtype)
-        else:
-            self.values.copy_(value)
+        if self.values.shape != value.shape:  # its memory was freed
+            self.values = self.values.new_empty(value.shape)
+        self.values.copy_(value)
         if self.values.dtype == torch.float16 != value.dtype:
             largest = torch.finfo(torch.float16).max
             self.values.clamp_(-largest, largest)
-
-    def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
-        """Return a tensor of the same precision that holds `tensors`, named as in `tensors()`."""
-        other = copy(self)
-        other.values = tensors[""]
-        return other
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the values, by the suffix of the names that a residual gives them."""
@@ -83,19 +75,18 @@ class Blocks:
     """
 
     LARGEST: ClassVar = {"int8": 127.0, "int4": 7.0, "float8_e4m3": 448.0}
-    BITS: ClassVar = {"int8": 8, "int4": 4}
-    """Bits of an element, for the kinds that compiled code encodes."""
 
     def __init__(self, shape: tuple[int, ...], kind: str, device: torch.device):
-        self.kind, self.shape, self.numel = kind, shape, torch.Size(shape).numel()
+        self.shape, self.numel, self.largest = shape, torch.Size(shape).numel(), self.LARGEST[kind]
+        self.bits = {"int8": 8, "int4": 4}.get(kind, 0)
+        """Bits of an element, for the kinds that compiled code encodes."""
         code = {"int8": torch.int8, "int4": torch.uint8, "float8_e4m3": torch.float8_e4m3fn}[kind]
-        held = -(-self.numel // 2) if kind == "int4" else self.numel
-        self.codes = torch.zeros(held, dtype=code, device=device)
+        self.codes = torch.zeros(self._bytes(self.numel), dtype=code, device=device)
         self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the decoded values to `target`; plain torch does so a sixteenth at a time. Return `target`."""
-        flat, bits = target.view(-1), self.BITS.get(self.kind, 0)
+        flat, bits = target.view(-1), self.bits
         compiled = library() if bits and suits(flat) else None
         if bits and in_triton(flat, self.codes, self.scales):
             from resireduce.kernels.gpu import one_pass
@@ -106,16 +97,16 @@ class Blocks:
             compiled.resireduce_decode_add(flat.data_ptr(), *sizes, self.codes.data_ptr(), self.scales.data_ptr())
         else:
             for piece in pieces(self.numel, BLOCK):
-                values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
-                flat[piece].add_(values.to(flat.dtype))
+                codes, _ = self._held(piece)
+                if bits == 4:
+                    codes = torch.stack((codes & 15, codes >> 4), dim=1).view(-1)[: piece.stop - piece.start]
+                values = codes.float().sub_(8) if bits == 4 else codes.float()
+                flat[piece].add_(values.mul_(spread(self.scales, BLOCK, piece)).to(flat.dtype))
         return target
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the decoded values as a new tensor of `dtype`."""
         return self.add_to_(torch.zeros(self.shape, dtype=dtype, device=self.codes.device))
-
-    def release(self) -> None:
-        """Free nothing: codes are overwritten in place."""
 
     def room(self, dtype: torch.dtype) -> None:
         """Return None, whatever the `dtype`: what is given to `set_` is encoded."""
@@ -123,14 +114,13 @@ class Blocks:
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Encode `value`, rounded at random by `source`, which has not been used; plain torch does so a sixteenth at a
         time. Compiled code draws what torch draws from `source`."""
-        flat, bits = value.view(-1), self.BITS.get(self.kind, 0)
+        flat, bits = value.view(-1), self.bits
         compiled = library() if bits and source is not None and suits(flat) else None
         if compiled is not None and source is not None:
             sizes, seed = (flat.numel(), bits, threads(flat.numel())), source.initial_seed() & 0xFFFFFFFF
             compiled.resireduce_encode(flat.data_ptr(), *sizes, seed, self.codes.data_ptr(), self.scales.data_ptr())
             return
-        is_host, by_kernel = flat.is_cpu or flat.is_meta, bits and in_triton(flat, self.codes, self.scales)
-        largest = self.LARGEST[self.kind]
+        by_kernel = bits and in_triton(flat, self.codes, self.scales)
         for piece in pieces(self.numel, BLOCK, worth_a_piece(flat)):
             (codes, held_scales), size = self._held(piece), piece.stop - piece.start
             if by_kernel:
@@ -143,36 +133,25 @@ class Blocks:
             blocks = pad(part, (0, -size % BLOCK)).view(-1, BLOCK)
             scales = blocks.abs().amax(1)
             # A GPU multiplies by the reciprocal of a host number, which is not the same as dividing.
-            scales.div_(largest if is_host else torch.full_like(scales, largest))
-            held_scales.copy_(scales)
+            held_scales.copy_(scales.div_(scales.new_full((), self.largest)))
             scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, size))
             if bits:
                 draw = torch.rand(size, dtype=torch.float32, device=flat.device, generator=source)
                 scaled = scaled.add_(draw).floor_()
-            scaled.clamp_(-largest, largest)
+            scaled.clamp_(-self.largest, self.largest)
             if bits == 4:
                 unsigned = pad(scaled.add_(8).to(torch.uint8), (0, size % 2)).view(-1, 2)
                 scaled = unsigned[:, 0] | (unsigned[:, 1] << 4)
             codes.copy_(scaled)
 
-    def _read(self, piece: slice) -> Tensor:
-        codes, _ = self._held(piece)
-        if self.kind != "int4":
-            return codes.float()
-        pairs = torch.stack((codes & 15, codes >> 4), dim=1)
-        return pairs.view(-1)[: piece.stop - piece.start].float().sub_(8)
+    def _bytes(self, count: int) -> int:
+        """Return how many bytes hold the codes of `count` elements."""
+        return -(-count // 2) if self.bits == 4 else count
 
     def _held(self, piece: slice) -> tuple[Tensor, Tensor]:
         """Return the codes and scales of the elements in `piece`, which begins a block."""
-        in_one = 2 if self.kind == "int4" else 1
-        codes = self.codes[piece.start // in_one : -(-piece.stop // in_one)]
+        codes = self.codes[self._bytes(piece.start) : self._bytes(piece.stop)]
         return codes, self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)]
-
-    def over(self, tensors: Mapping[str, Tensor]) -> "Blocks":
-        """Return blocks of the same kind and shape that hold the codes and scales in `tensors`."""
-        other = copy(self)
-        other.codes, other.scales = tensors[".codes"], tensors[".scales"]
-        return other
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the codes (two of int4 in a byte) and the scales (float32)."""
@@ -190,9 +169,11 @@ class Hosted:
     """
 
     def __init__(self, near: "Plain | Blocks"):
-        tensors = near.tensors()
-        self._device = next(iter(tensors.values())).device
-        self._far = near.over({name: _on_host(tensor) for name, tensor in tensors.items()})
+        self._device = next(iter(near.tensors().values())).device
+        host, pinned = "meta" if self._device.type == "meta" else "cpu", self._device.type == "cuda"
+        self._far = _with_tensors(
+            near, lambda one: torch.zeros(one.shape, dtype=one.dtype, device=host, pin_memory=pinned)
+        )
         self._near: Plain | Blocks | None = None
 
     def prefetch(self) -> None:
@@ -200,8 +181,8 @@ class Hosted:
         if self._near is None:
             with _beside(self._device):
                 self._near = self._empty()
-                for name, tensor in self._far.tensors().items():
-                    self._near.tensors()[name].copy_(tensor, non_blocking=True)
+                for one, far in zip(self._near.tensors().values(), self._far.tensors().values(), strict=True):
+                    one.copy_(far, non_blocking=True)
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""
@@ -211,26 +192,22 @@ class Hosted:
         """Return what is stored, on the device, as a tensor of `dtype` that must not be changed."""
         return self._come().read(dtype)
 
-    def release(self) -> None:
-        """Free the copy on the device."""
-        self._near = None
-
     def room(self, dtype: torch.dtype) -> Tensor | None:
         """Return the memory of the copy on the device, if it can hold a value of `dtype`; `set_` must follow."""
-        if self._near is None:
-            self._near = self._empty()
-        return self._near.room(dtype)
+        near = self._near or self._empty()
+        room = near.room(dtype)
+        self._near = None if room is None else near
+        return room
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Encode `value` on the device, by `source`, and start copying the result to the host."""
-        near = self._near or self._empty()
+        near, self._near = self._near or self._empty(), None
         near.set_(value, source)
-        self._near = None
         with _beside(self._device, after=True):
-            for name, tensor in near.tensors().items():
-                self._far.tensors()[name].copy_(tensor, non_blocking=True)
-                if tensor.is_cuda:  # its memory is given to no other tensor before the copy is over
-                    tensor.record_stream(_stream(self._device))
+            for one, far in zip(near.tensors().values(), self._far.tensors().values(), strict=True):
+                far.copy_(one, non_blocking=True)
+                if one.is_cuda:  # its memory is given to no other tensor before the copy is over
+                    one.record_stream(_stream(self._device))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors on the host, after all copies to and from them have finished."""
@@ -241,8 +218,7 @@ class Hosted:
 
     def _empty(self) -> "Plain | Blocks":
         """Return what is like the storage on the host, on the device, without values."""
-        empty = {name: torch.empty_like(one, device=self._device) for name, one in self._far.tensors().items()}
-        return self._far.over(empty)
+        return _with_tensors(self._far, lambda far: torch.empty_like(far, device=self._device))
 
     def _come(self) -> "Plain | Blocks":
         """Return the copy on the device, which work launched from now on may use."""
@@ -255,10 +231,11 @@ class Hosted:
         return self._near
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    """Return zeros like `tensor` in the host's memory, pinned if it is on a GPU; without storage if it has none."""
-    where = "meta" if tensor.is_meta else "cpu"
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=where, pin_memory=tensor.is_cuda)
+def _with_tensors(stored: "Plain | Blocks", make: Callable[[Tensor], Tensor]) -> "Plain | Blocks":
+    """Return storage like `stored`, with what `make` returns for each of its tensors."""
+    other = copy(stored)
+    vars(other).update({name: make(one) for name, one in vars(stored).items() if isinstance(one, Tensor)})
+    return other
 
 
 @cache

@@ -5,8 +5,7 @@ still running, and leaves the averages in `.grad` when `backward()` returns. Cli
 work on them as usual.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -15,25 +14,18 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce import private
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.bucket import Slot, Stage, make_slots
+from resireduce.core.bucket import Slot
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.step import refuse_partly_absent
-from resireduce.errors import ConfigError, UsageError
+from resireduce.errors import ConfigError, UsageError, check_count
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import STEP, agree
-from resireduce.watchers import Outside, is_distributed
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
-
-UNKNOWN = (
-    "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its own "
-    "gradient of it: do that before the model is wrapped, or wrap it anew"
-)
+from resireduce.watchers import OtherSteps
+from resireduce.wrappers.hooks import HookState
 
 
 def compress_ddp(
@@ -67,12 +59,13 @@ def compress_ddp(
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     settings = Settings(**given, gradients="kept")
+    check_count("warm_up_steps", warm_up_steps, of="steps")
     parameters = _parameters(model)
     lossy = find_compressor(settings)
     communicator = TorchCommunicator(model.process_group, shares=True)
     feedback, _ = build_feedback(model.module, parameters, lossy, communicator, settings)
     hook = CompressionHook(model, parameters, feedback)
-    model.register_comm_hook(hook, _reduce)
+    model.register_comm_hook(hook, CompressionHook.reduce)
     return hook
 
 
@@ -83,27 +76,8 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
             "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
-    parameters = {
-        name: parameter
-        for name, parameter in model.module.named_parameters()
-        if parameter.requires_grad and name not in model.parameters_to_ignore
-    }
-    twice = next((name for name, parameter in parameters.items() if is_distributed(parameter)), None)
-    if twice is not None:
-        raise ConfigError(
-            f"model: {twice!r} is distributed already, by resireduce.distribute(...), which averages gradients itself; "
-            "use one of the two"
-        )
-    return parameters
-
-
-@torch.compiler.disable
-def _reduce(hook: "CompressionHook", bucket: dist.GradBucket) -> Future[Tensor]:
-    """Call `hook` as DistributedDataParallel calls hooks: with a state, which is `hook` itself, and a bucket."""
-    model = hook.model()
-    if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
-        raise UsageError("join(divide_by_initial_world_size=False): averages are of all ranks here: leave it at True")
-    return hook.reduce(bucket)
+    named = model.module.named_parameters()
+    return {name: one for name, one in named if one.requires_grad and name not in model.parameters_to_ignore}
 
 
 # --- The communication hook of DistributedDataParallel: what happens to one bucket of gradients ---
@@ -120,36 +94,26 @@ class CompressionHook(HookState):
     """
 
     def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
-        super().__init__(feedback)
-        self.model = weakref.ref(model)
-        others = {name: one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore}
-        self._outside = Outside(model.module, {**others, **parameters}, UNKNOWN)
-        self.slots = make_slots(parameters, feedback)
+        super().__init__(parameters, feedback)
+        ignored = [one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore]
+        reason = (
+            "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its "
+            "own gradient of it: do that before the model is wrapped, or wrap it anew"
+        )
+        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], reason)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._messages = Messages(feedback, self.slots)
-        self._is_known = False
-        by_size = sorted(self.slots, key=lambda slot: slot.nbytes)
-        self._watched = by_size[:WATCHED]
-        self._first_steps = FirstSteps([partial(getattr, slot, "parameter") for slot in by_size], feedback.residual)
-        self._restart()
-        for slot in self.slots:
-            feedback.register(slot.name, slot.parameter)
-            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(self), slot.index))
-        for slot in self._watched:
-            self._first_steps.watch(slot.parameter)
-
-    def _restart(self) -> None:
-        self._messages.drop()
-        self._results: list[tuple[Future[Tensor], Tensor]] = []
+        self._strides = {slot: _strides(slot.parameter) for slot in self.slots}
+        self._results: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of this pass
         self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where an average comes, and what was there
-        self.feedback.begin_step(self.steps)
+        self._present: set[int] = set()  # indices of slots of which this rank has a gradient
         for slot in self.slots:
-            slot.restart()
+            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, self._present, slot.index))
 
     @property
     def _is_within_pass(self) -> bool:
         return bool(self._results)
 
+    @torch.compiler.disable
     @torch.no_grad()
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Launch the messages of a `bucket`, whose memory receives the averages; the last bucket completes the futures.
@@ -159,8 +123,7 @@ class CompressionHook(HookState):
         wrapper refuses to go on after a step that has failed.
         """
         if not self._is_known:
-            agree({STEP: str(self.steps)}, self.feedback.communicator)
-            self._is_known = True
+            self._look_around(self._slot_of, {})
         if any(parameter not in self._slot_of for parameter in bucket.parameters()):
             raise UsageError(
                 "a parameter was frozen between DistributedDataParallel(...) and resireduce.compress_ddp(...): freeze "
@@ -169,53 +132,39 @@ class CompressionHook(HookState):
         slots, buffer = [self._slot_of[parameter] for parameter in bucket.parameters()], bucket.buffer()
         if buffer.layout != torch.strided:
             raise UsageError(f"the gradient of {slots[0].name!r} is sparse: make its layer with sparse=False")
-        views = views_in(buffer, slots)
-        self._messages.send(views, buffer, self._take, self.steps)
+        parts = buffer.split([slot.parameter.numel() for slot in slots])
+        shapes = [(slot.parameter.shape, self._strides[slot]) for slot in slots]
+        views = [part.as_strided(*shape) for part, shape in zip(parts, shapes, strict=True)]
+        self._send(dict(zip(slots, views, strict=True)), buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
-            self._finish()
+            self._receive_all()
+            self._put_back()
+            self._consider_absent()
+            self._end_step()
         return future
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
-        """Return what is to be compressed of a gradient; None if this rank has none in this pass.
+        """Return what is to be compressed of a gradient; None if this rank has none in this pass, and sends zeros."""
+        if slot.index in self._present:
+            return super()._take(slot, grad)
+        if slot.parameter.grad is not None and grad.any():  # left by an earlier pass
+            if not self.feedback.leaves_residual(slot.name):  # sent dense: averaged anew, as without a hook
+                return super()._take(slot, grad)
+            self._aside.append((slot, grad, grad.clone()))
+        grad.zero_()
+        return None
 
-        Then it sends zeros; what an earlier pass has left in `.grad` is put aside, and put back if no rank has a
-        gradient. What can be left unsent is copied: a group's residual may hold an error until its turn comes, and the
-        bucket receives averages before that.
-        """
-        leaves = self.feedback.leaves_residual(slot.name)
-        if not slot.is_taken:
-            is_left = slot.parameter.grad is not None and bool(grad.any())
-            if leaves and is_left:
-                self._aside.append((slot, grad, grad.clone()))
-            if leaves or not is_left:  # what is sent dense is averaged anew, as without a hook
-                grad.zero_()
-                return None
-        return grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
-
-    def _finish(self) -> None:
-        in_pass = private.current_pass() >= 0  # not where join() lets ranks go on
-        if in_pass:  # which may go on after the last bucket
-            private.at_end_of_pass(self._outside.warn)
-        self._messages.end_rounds()
-        self.feedback.end_step(self.steps)
-        self.steps += 1
-        self._messages.receive_all()
-        self._put_back()
-        self._consider_absent()
-        self.feedback.states.commit()
+    def _end_step(self) -> None:
+        super()._end_step()
         for future, buffer in self._results:
             future.set_result(buffer)
-        self._first_steps.end([slot.is_taken for slot in self._watched], self._takes_resumed())
-        self._restart()
+        for held in (self._results, self._aside, self._present):
+            held.clear()
 
     def _put_back(self) -> None:
-        """Put back what earlier passes have left in `.grad` of tensors that no rank has used in this pass.
-
-        The wrapper hands it over again. Without a hook it would be averaged with the others' gradients, but here
-        compressed averages have been taken from it already. Raises UsageError if another rank has used such a tensor.
-        """
+        """Put back what is aside, of tensors that no rank has used in this pass; UsageError if another rank has."""
         for slot, place, left in self._aside:
             if place.any():
                 raise UsageError(
@@ -231,7 +180,7 @@ class CompressionHook(HookState):
         if not learning and self.feedback.momentum is None:
             return
         ranks = self.feedback.communicator
-        here = torch.tensor([int(slot.is_taken) for slot in self.slots], device=ranks.control_device)
+        here = torch.tensor([int(slot.index in self._present) for slot in self.slots], device=ranks.control_device)
         present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
         if self.feedback.momentum is not None:
             refuse_partly_absent(self.slots, present, ranks.world_size)
@@ -241,26 +190,13 @@ class CompressionHook(HookState):
 
 
 @torch.compiler.disable
-def _mark_present(place: weakref.ref[CompressionHook], index: int, _: Tensor) -> None:
+def _mark_present(present: set[int], index: int, _: Tensor) -> None:
     """Note that this rank has a gradient of a slot, from this pass or from an earlier one within `no_sync()`."""
-    if (hook := place()) is not None and not hook.slots[index].is_taken:
-        hook.slots[index].stage = Stage.TAKEN
+    present.add(index)
 
 
-# --- How gradients lie in the buckets of DistributedDataParallel: as their parameters did when it was made ---
-
-
-def views_in(buffer: Tensor, slots: Sequence[Slot]) -> dict[Slot, Tensor]:
-    """Return the gradient of each of `slots` in the flat `buffer` of a bucket.
-
-    It is laid out as by the wrapper: like its parameter, if that has no gaps.
-    """
-    views, start = {}, 0
-    for slot in slots:
-        parameter = slot.parameter
-        flat = buffer[start : start + parameter.numel()]
-        # Strides survive empty_like only if the tensor has neither gaps nor overlaps.
-        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-        views[slot] = flat.as_strided(parameter.shape, parameter.stride()) if dense else flat.view(parameter.shape)
-        start += parameter.numel()
-    return views
+def _strides(parameter: Tensor) -> tuple[int, ...]:
+    """Return how the wrapper lays out a gradient in a bucket: like its `parameter`, if that has no gaps or overlaps,
+    which `empty_like` does not keep."""
+    like = torch.empty_like(parameter, device="meta").stride()
+    return like if like == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()

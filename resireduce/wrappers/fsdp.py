@@ -7,7 +7,6 @@ slice of every tensor. Between replicas that slice is compressed, with error fee
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,89 +15,75 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from resireduce import private
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError, check_count, warn
-from resireduce.grouping import Grouping
-from resireduce.pipeline import build_feedback, find_compressor, settle_slices
+from resireduce.errors import ConfigError, UsageError, check, check_count
+from resireduce.grouping import Grouping, compressible
+from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.residuals.base import DecayedResidual
+from resireduce.resume import SHARD
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.start import STEP, agree, check_agreement
-from resireduce.watchers import Outside, digest, refuse_capture, refuse_compiled_autograd
-from resireduce.wrappers.hooks import WATCHED, FirstSteps, HookState, Messages
+from resireduce.start import agree, kinds
+from resireduce.watchers import OtherSteps, digest, refuse_capture, refuse_compiled_autograd
+from resireduce.wrappers.hooks import HookState
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
 #
 # A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once.
 
 
-@dataclass(frozen=True)
-class Slice:
-    """This rank's slice of one gradient, and its place in the flat tensor that its unit reduces."""
-
-    name: str
-    """Name of the parameter in the model."""
-    shape: torch.Size
-    """Shape of the slice, which may have no elements."""
-    start: int
-    """The index of the first element of the slice in the flat tensor; padding may follow the last one."""
-    held: Any
-    """The FSDPParam in torch."""
-
-    def of(self, flat: Tensor) -> Tensor:
-        """Return the slice as a view of 1-D `flat`, contiguous."""
-        return flat[self.start : self.start + self.shape.numel()].view(self.shape)
-
-
-@dataclass(eq=False)
 class Unit:
-    """One unit: its slices, and the flat tensor that its reduce-scatter leaves."""
+    """One unit: this rank's slices of its gradients, and the flat tensor that its reduce-scatter leaves.
 
-    name: str
-    """Name of the module in the model; the model itself is (root)."""
-    module: FSDPModule
-    slices: tuple[Slice, ...]
-    """One for each trained parameter, in the order in which they lie."""
-    numel: int
-    """Elements of the flat tensor, padding included."""
-    dtype: torch.dtype
-    """Dtype in which gradients are reduced."""
-    group: Any
-    """The FSDPParamGroup of the unit in torch."""
-    state: Any
-    """The FSDPState of `module` in torch."""
-    divisor: object
-    """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
+    `group` is the FSDPParamGroup in torch, of the `module` that is called `name` in the model; `names` are those of
+    parameters, by id.
+    """
+
+    def __init__(self, name: str, module: FSDPModule, group: Any, names: Mapping[int, str]):
+        self.name, self.module, self.group = name, module, group
+        self.trained: dict[str, Any] = {}
+        """The FSDPParam of each trained parameter, by its name in the model, in the order of the flat tensor."""
+        for held in trained_by(group):
+            info = held._module_info
+            self.trained[names[id(getattr(info.module, info.param_name))]] = held
+        self.numel = sum(held.padded_sharded_param_size.numel() for held in self.trained.values())
+        """Elements of the flat tensor, padding included."""
+        first = next(iter(self.trained.values()))
+        is_widened = hasattr(first, "sharded_grad_dtype")  # torch 2.15 adds up gradients in the shards' own dtype
+        computed = None if is_widened else first.mp_policy.param_dtype
+        self.dtype: torch.dtype = first.mp_policy.reduce_dtype or computed or first.sharded_param.dtype
+        """Dtype in which gradients are reduced."""
+        self.divisor: object = group.gradient_divide_factor
+        """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
+        assert not self.is_in_backward, "it is read here to find out whether this torch has it"
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return this rank's slice of each gradient, by name, as a view of 1-D `flat`: it may have no elements."""
+        found, start = {}, 0
+        for name, held in self.trained.items():
+            found[name] = flat[start : start + held.sharded_size.numel()].view(held.sharded_size)
+            start += held.padded_sharded_param_size.numel()
+        return found
+
+    @property
+    def root(self) -> Any:
+        """What FSDP knows of all modules under the root of this one."""
+        return self.module._get_fsdp_state()._state_ctx
 
     @property
     def is_in_backward(self) -> bool:
         """Whether a backward pass is under way, whose end FSDP waits for to reduce what has not been reduced."""
-        return bool(self.state._state_ctx.post_backward_final_callback_queued)
-
-    def check_others(self) -> None:
-        """Raise UsageError if other parameters under the same root are trained, and not averaged over the replicas."""
-        groups = [group for state in self.state._state_ctx.all_states for group in held_by(state)]
-        alone = [one for one in groups if one._all_reduce_hook is None and not has_replicas(one)]
-        for parameter in (one for group in alone for one in group.fsdp_params):
-            if parameter.sharded_param.requires_grad:
-                raise UsageError(
-                    f"{parameter._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
-                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
-                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
-                )
+        return bool(self.root.post_backward_final_callback_queued)
 
     def check(self, flat: Tensor) -> None:
         """Raise UsageError unless `flat` holds the gradients of all slices, as they were, and is to be averaged now."""
-        group, held = self.group, {id(one.held) for one in self.slices}
-        trained = {id(one) for one in group.fsdp_params if one.sharded_param.requires_grad}
-        now = flat.numel(), flat.dtype, group.gradient_divide_factor, group.all_reduce_grads, trained == held
+        group, is_same = self.group, trained_by(self.group) == [*self.trained.values()]
+        now = flat.numel(), flat.dtype, group.gradient_divide_factor, group.all_reduce_grads, is_same
         known = self.numel, self.dtype, self.divisor, True, True
         if now != known:
             raise UsageError(
@@ -109,13 +94,25 @@ class Unit:
                 "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
             )
 
+    @torch.compiler.disable
+    def refuse_after_failure(self, *_: object) -> None:
+        """Raise UsageError before a forward pass if FSDP still waits for the end of a backward pass, which failed."""
+        if self.is_in_backward and private.current_pass() == -1:
+            raise UsageError(
+                "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
+                "build model and optimizer anew, on every rank, from a checkpoint"
+            )
+
 
 def held_by(state: Any) -> list[Any]:
     """Return the FSDPParamGroups of `state`, an FSDPState: more than one since torch 2.12."""
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-    return list(groups)
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def trained_by(group: Any) -> list[Any]:
+    """Return the FSDPParams of `group`, an FSDPParamGroup, that are trained now."""
+    return [one for one in group.fsdp_params if one.sharded_param.requires_grad]
 
 
 def has_replicas(group: Any) -> bool:
@@ -129,156 +126,63 @@ def has_replicas(group: Any) -> bool:
 def find_units(model: nn.Module) -> list[Unit]:
     """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
 
-    Raises ConfigError for a model of which `fully_shard` holds nothing that is trained, or that leaves no hook.
+    Raises ConfigError for a model of which `fully_shard` holds nothing that is trained, or more than the shards of one
+    dimension, or that has a hook.
     """
-    names = {id(module): name for name, module in model.named_modules()}
-    found: dict[int, Unit] = {}
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
+    sharded = [(name or "(root)", one) for name, one in model.named_modules() if isinstance(one, FSDPModule)]
+    for _, module in sharded:
         module.reshard()
-        name = names[id(module)] or "(root)"
-        for group in _groups(module, name):
-            if id(group) not in found:
-                found[id(group)] = _unit(name, module, group, model)
-    if not any(unit.slices for unit in found.values()):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[int, Unit] = {}
+    for name, module in sharded:
+        for group in held_by(module._get_fsdp_state()):
+            _check_group(group, name)
+            if id(group) not in found and trained_by(group):
+                found[id(group)] = Unit(name, module, group, names)
+    if not found:
         raise ConfigError(
             f"model: {type(model).__name__} has no trained parameter that is sharded; call fully_shard(...) of "
             "torch.distributed.fsdp on it first, or use resireduce.distribute(...), which needs no sharding"
         )
-    return [unit for unit in found.values() if unit.slices]
+    return list(found.values())
 
 
-def _groups(module: FSDPModule, name: str) -> list[Any]:
-    """Return what FSDP reduces at once for `module`; nothing if its parameters are all in other units.
-
-    Raises ConfigError unless it is sharded over one dimension, and has no hook.
-    """
-    groups = held_by(module._get_fsdp_state())
-    for group in groups:
-        if has_replicas(group):
-            raise ConfigError(
-                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
-                "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
-            )
-        if group._all_reduce_hook is not None:
-            raise ConfigError(
-                f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
-                "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
-            )
-        split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
-        if split:
-            raise ConfigError(
-                f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
-                "which is not supported; give a model that only fully_shard has split"
-            )
-    return groups
-
-
-def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    slices: list[Slice] = []
-    start, first = 0, group.fsdp_params[0]
-    for parameter in group.fsdp_params:
-        if parameter.sharded_param.requires_grad:
-            info = parameter._module_info
-            name_in_model = names[id(getattr(info.module, info.param_name))]
-            first = first if slices else parameter
-            slices.append(Slice(name_in_model, parameter.sharded_size, start, parameter))
-            start += parameter.padded_sharded_param_size.numel()
-    is_widened = hasattr(first, "sharded_grad_dtype")  # torch 2.15 adds up gradients in the shards' own dtype
-    computed = None if is_widened else first.mp_policy.param_dtype
-    dtype = first.mp_policy.reduce_dtype or computed or first.sharded_param.dtype
-    state, divisor = module._get_fsdp_state(), group.gradient_divide_factor
-    unit = Unit(name, module, tuple(slices), start, dtype, group, state, divisor)
-    assert not unit.is_in_backward, "it is read here to find out whether this torch has it"
-    return unit
+def _check_group(group: Any, name: str) -> None:
+    """Raise ConfigError unless what FSDP reduces at once is sharded over one dimension, and has no hook."""
+    if has_replicas(group):
+        raise ConfigError(
+            f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+            "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
+        )
+    if group._all_reduce_hook is not None:
+        raise ConfigError(
+            f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
+            "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
+        )
+    split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
+    if split:
+        raise ConfigError(
+            f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
+            "which is not supported; give a model that only fully_shard has split"
+        )
 
 
 def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
     """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
     found: dict[str, nn.Parameter] = {}
     for unit in units:
-        element = torch.empty((), dtype=unit.dtype, device=unit.group.device)
-        found |= {one.name: nn.Parameter(element.expand(one.shape), requires_grad=False) for one in unit.slices}
+        flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
+        found |= {name: nn.Parameter(view, requires_grad=False) for name, view in unit.views(flat).items()}
     return found
 
 
-def shards_of(units: Sequence[Unit]) -> dict[str, Tensor]:
-    """Return this rank's shard of each frozen parameter under the roots of `units`, and of each that is trained."""
-    roots = {id(unit.state._state_ctx): unit.state._state_ctx for unit in units}
-    groups = [group for root in roots.values() for state in root.all_states for group in held_by(state)]
-    held = [(one._param_fqn, one) for group in groups for one in group.fsdp_params]
-    named = [(name, one) for name, one in held if not one.sharded_param.requires_grad]
-    named += [(one.name, one.held) for unit in units for one in unit.slices]
-    return {name: one.sharded_param.detach().to_local() for name, one in named}
-
-
-def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:
-    """Return the unit of each parameter of `units`, and a function that returns this rank's shard of it: those that are
-    not empty, the smallest first."""
-    found = [(one.shape.numel(), unit, one.held) for unit in units for one in unit.slices if one.shape.numel()]
-    ordered = sorted(found, key=lambda each: each[0])
-    return [(unit, partial(getattr, held, "sharded_param")) for _, unit, held in ordered]
-
-
-# --- The end of a backward pass under FSDP2, which does not say itself which unit is the last to be reduced ---
-
-
-class PassEnd:
-    """Calls `end` at the end of each backward pass in which `expect` has been called.
-
-    A pass may leave out any of the `units`, as stochastic depth does, and reduce another one twice, so that their count
-    does not show its end.
-    """
-
-    def __init__(self, units: Sequence[Unit], end: Callable[[], None]):
-        self._units, self._end = units, end
-        self._task = -1
-        self.stream: torch.cuda.Stream | None = None
-        """The stream on which units are reduced, if they are on a GPU: `end` is called on it, too."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether FSDP is within a backward pass."""
-        return any(unit.is_in_backward for unit in self._units)
-
-    def expect(self) -> bool:
-        """Within a pass: have `end` called at its end. Return whether autograd has begun a pass since the last call.
-
-        A reentrant activation checkpoint runs passes within the pass. Raises UsageError outside of any.
-        """
-        task = private.current_pass()
-        if task == -1:
-            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
-        if task == self._task:
-            return False
-        self._task = task
-        private.at_end_of_pass(partial(self._check, False))
-        return True
-
-    def _check(self, is_last: bool) -> None:
-        """End, unless FSDP may have units to reduce in callbacks after this one, or this pass is within another."""
-        if self.is_under_way:
-            if not is_last:
-                private.at_end_of_pass(partial(self._check, True))
-        elif self.stream is None:
-            self._end()
-        else:
-            with torch.cuda.stream(self.stream):
-                self._end()
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+def groups_of(units: Sequence[Unit]) -> list[Any]:
+    """Return all FSDPParamGroups under the roots of `units`, with trained or frozen parameters."""
+    roots = {id(unit.root): unit.root for unit in units}
+    return [group for root in roots.values() for state in root.all_states for group in held_by(state)]
 
 
 # --- The all-reduce hook of FSDP2: what happens to the gradients of one unit after their reduce-scatter ---
-
-
-UNKNOWN = (
-    "unfrozen or added after fully_shard(...), which does not hold it, so that each rank has its own gradient of it: "
-    "do that before the model is sharded, or average it yourself"
-)
-SHARD = ("shard_rank", "shard_world_size")
-"""Additional keys of a residual state: the number of this rank's shard, and how many there are."""
 
 
 class ShardedCompressionHook(HookState):
@@ -292,28 +196,23 @@ class ShardedCompressionHook(HookState):
     """
 
     def __init__(self, model: nn.Module, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
-        super().__init__(feedback)
-        self._shards = shards
-        self.units = tuple(units)
-        held = {name: like for name, like in likes(self.units).items() if like.numel()}
-        self.slots = make_slots(held, feedback)
+        super().__init__({name: like for name, like in likes(units).items() if like.numel()}, feedback)
+        self._shards, self.units = shards, tuple(units)
+        feedback.place = {**feedback.place, **dict(zip(SHARD, (shards.rank, shards.world_size), strict=True))}
         self._slot_of = {slot.name: slot for slot in self.slots}
-        self._messages = Messages(feedback, self.slots)
         self._reduced: set[Unit] = set()
-        self._failed, self._is_known, self._is_fresh = False, False, True
-        self._pass = PassEnd(self.units, self._end_step)
-        for slot in self.slots:
-            feedback.register(slot.name, slot.parameter)
-        self._watched = smallest_shards(self.units)[:WATCHED]
-        self._first_steps = FirstSteps([shard for _, shard in self._watched], feedback.residual)
-        # Wrappers, as of checkpoints, change names later, and FSDP has whole parameters in place of shards at times.
-        known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._outside = Outside(
-            model, {}, UNKNOWN, passes_over=lambda name, one: name in known or isinstance(one, DTensor)
+        self._failed, self._is_fresh = False, True
+        self._task = -1  # which run of autograd's engine the last unit was of
+        self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
+        shards_held = [held.sharded_param for unit in self.units for held in unit.trained.values()]
+        reason = (
+            "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, "
+            "and call fully_shard(model) too, or average it yourself"
         )
+        self._others = OtherSteps(model, shards_held, reason)
         for unit in self.units:
-            unit.module.register_forward_pre_hook(partial(_refuse_after_failure, unit))  # type: ignore[attr-defined]
-            unit.module.set_all_reduce_hook(partial(_reduce, self, unit))
+            unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
+            unit.module.set_all_reduce_hook(partial(self.reduce, unit))
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0."""
@@ -322,12 +221,9 @@ class ShardedCompressionHook(HookState):
 
     @property
     def _is_within_pass(self) -> bool:
-        return self._pass.is_under_way
+        return any(unit.is_in_backward for unit in self.units)
 
-    def _begin_step(self, step: int) -> None:
-        self._reduced.clear()
-        super()._begin_step(step)
-
+    @torch.compiler.disable
     @torch.no_grad()
     def reduce(self, unit: Unit, flat: Tensor) -> None:
         """Put the average over the replicas into 1-D `flat`, which holds this rank's slices of `unit`'s gradients.
@@ -335,75 +231,84 @@ class ShardedCompressionHook(HookState):
         Raises NonFiniteGradient, which names the parameter, if one holds NaN or infinity; UsageError if `flat` is not
         what `unit` was at the start, or after a step that has failed.
         """
-        self._begin(unit, flat)
-        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
-        self._messages.send(views, flat, self._take, self.steps)
-        self._messages.end_rounds()
-        self._messages.receive_all()
-        if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
-            flat.mul_(self.feedback.communicator.world_size)
-        self._reduced.add(unit)
-        self._failed = False
-
-    def _begin(self, unit: Unit, flat: Tensor) -> None:
         if self._failed:
             raise UsageError(
                 "an earlier step failed, and replicas may have been given different averages: build model and "
                 "optimizer anew, on every rank, from a checkpoint"
             )
         self._failed = True  # whatever ends it half-way
+        self._begin(unit, flat)
+        views = unit.views(flat)
+        self._send({self._slot_of[name]: view for name, view in views.items() if name in self._slot_of}, flat)
+        self._receive_all()
+        if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
+            flat.mul_(self.feedback.communicator.world_size)
+        self._reduced.add(unit)
+        self._failed = False
+
+    def _begin(self, unit: Unit, flat: Tensor) -> None:
         refuse_compiled_autograd()
         refuse_capture(flat.device)
         unit.check(flat)
         if not self._is_known:
             self._compare_replicas()
-        if self._pass.expect():
-            unit.check_others()
-            self._first_steps.begin()
+        self._begin_pass()
         if unit in self._reduced:
-            self._refuse_acting_twice(unit)
-            self._fold()
+            decays = any(isinstance(self.feedback.residual.of(slot.name), DecayedResidual) for slot in self.slots)
+            if decays or self.feedback.momentum is not None:
+                raise UsageError(
+                    f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum "
+                    "or residuals would decay twice in a step: use a compressor without momentum and a scheme without "
+                    "decay"
+                )
+            self.feedback.end_step(self.steps)  # of the residuals, so that they may be used again
+            self._reduced.clear()
         if flat.is_cuda:
             self._hold(flat)
 
-    def _take(self, slot: Slot, grad: Tensor) -> Tensor:
-        # A group's residual may hold an error until its turn comes, and FSDP's memory receives the average before that.
-        return grad.clone() if self.feedback.leaves_residual(slot.name) else grad
+    def _begin_pass(self) -> None:
+        """Have the step end with this backward pass, unless that is arranged: their count does not show which unit is
+        the last, since a pass may leave out any, as stochastic depth does, and reduce another one twice."""
+        task = private.current_pass()
+        if task == -1:
+            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
+        if task == self._task:
+            return
+        self._task = task
+        private.at_end_of_pass(partial(self._end_pass, False))
+        for group in groups_of(self.units):
+            if group._all_reduce_hook is None and not has_replicas(group) and (trained := trained_by(group)):
+                raise UsageError(
+                    f"{trained[0]._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
+                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
+                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
+                )
 
-    def _fold(self) -> None:
-        """End the step of the residuals, so that a unit that was called twice may be reduced again."""
-        self.feedback.end_step(self.steps)
-        self._reduced.clear()
-
-    def _refuse_acting_twice(self, unit: Unit) -> None:
-        """Raise UsageError if a second reduction of `unit` in a step would multiply momentum or residuals again."""
-        residuals = [self.feedback.residual.of(slot.name) for slot in self.slots]
-        if self.feedback.momentum is not None or any(isinstance(one, DecayedResidual) for one in residuals):
-            raise UsageError(
-                f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum or "
-                "residuals would decay twice in a step: use a compressor without momentum and a scheme without decay"
-            )
-
-    @torch.no_grad()
-    def _end_step(self) -> None:
-        """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
-        if self._reduced:
-            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], self._takes_resumed())
-            self._fold()
-            self.feedback.states.commit()
-            self._begin_step(self.steps + 1)
-        self._outside.warn()
+    def _end_pass(self, is_last: bool) -> None:
+        """End the step, unless FSDP may have units to reduce in callbacks after this one, or this pass is within
+        another. One that no pass has reached is left as it is."""
+        if self._is_within_pass:
+            if not is_last:
+                private.at_end_of_pass(partial(self._end_pass, True))
+        elif self._reduced:
+            self._reduced.clear()
+            with torch.no_grad(), torch.cuda.stream(self._stream):  # None changes nothing
+                self._end_step()
+            if self._stream is not None:
+                torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
-        held = shards_of(self.units).items()
-        mine = {f"values of {name} (a checksum)": str(digest([one])) for name, one in held}
-        agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
-        self._is_known = True
+        held = [one for group in groups_of(self.units) for one in group.fsdp_params]
+        values = {
+            f"values of {one._param_fqn} (a checksum), tensor {i}": str(digest([one.sharded_param.detach().to_local()]))
+            for i, one in enumerate(held)
+        }
+        self._look_around([one.sharded_param for one in held], values, beside=self._shards)
 
     def _hold(self, flat: Tensor) -> None:
         """Keep memory of other streams from being reused while the hook's stream uses it."""
-        stream = self._pass.stream = torch.cuda.current_stream(flat.device)
+        stream = self._stream = torch.cuda.current_stream(flat.device)
         flat.record_stream(stream)
         if self._is_fresh:
             for tensor in self.feedback.state_dict(0).values():
@@ -411,73 +316,19 @@ class ShardedCompressionHook(HookState):
                     tensor.record_stream(stream)
             self._is_fresh = False
 
-    # --- saved states: residuals of the slices that this rank owns, named by shard ---
-
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals, and the number of its shard; torch.distributed.checkpoint takes this object."""
-        place = (self._shards.rank, self._shards.world_size)
-        named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
-        return super().residual_state_dict() | named
-
-    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same mesh: its residuals, and the step number."""
-        self._refuse_within_pass("load_residual_state_dict()")
-        (own,) = self.of_this_shard([state])
-        super().load_residual_state_dict(own)
-
-    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
-
-        Raises ConfigError if there is none, or if they are of another number of shards.
-        """
-        rank, world_size = self._shards.rank, self._shards.world_size
-        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states]
-        other = next((place for place in places if place[1] != world_size), None)
-        if other == (-1, -1):
-            raise ConfigError("residual state: it is none of a sharded model; give what residual_state_dict() made")
-        if other is not None:
-            raise ConfigError(
-                f"residual state: it is of {other[1]} shards, and this model has {world_size}; slices of residuals are "
-                "not cut anew: go on with as many shards (the number of replicas may change: resireduce.redistribute)"
-            )
-        found = [
-            {key: state[key] for key in state if key not in SHARD}
-            for state, place in zip(states, places, strict=True)
-            if place[0] == rank
-        ]
-        if not found:
-            raise ConfigError(f"residual state: none is that of shard {rank}, which this rank holds; load its own")
-        return found
+    # --- saved states, for torch.distributed.checkpoint ---
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return `residual_state_dict` for torch.distributed.checkpoint, under a key that only this rank has.
+        """Return `residual_state_dict` under a key that only this rank has.
 
-        Of tensors that several ranks save under one name, it keeps a single one, and the others would be lost.
+        Of tensors that several ranks save under one name, torch.distributed.checkpoint keeps a single one.
         """
         return {f"replica {self.feedback.communicator.rank}, shard {self._shards.rank}": self.residual_state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load a `state` that `state_dict` made; ConfigError if it has nothing of this rank."""
         (key,) = self.state_dict()
-        if key not in state:
-            raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
-        self.load_residual_state_dict(state[key])
-
-
-@torch.compiler.disable
-def _reduce(hook: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
-    """Reduce `unit`: FSDP calls a hook with the flat tensor alone."""
-    hook.reduce(unit, flat)
-
-
-@torch.compiler.disable
-def _refuse_after_failure(unit: Unit, *_: object) -> None:
-    """Raise UsageError before a forward pass if FSDP still waits for the end of a backward pass, which has failed."""
-    if unit.is_in_backward and private.current_pass() == -1:
-        raise UsageError(
-            "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
-            "build model and optimizer anew, on every rank, from a checkpoint"
-        )
+        self.load_residual_state_dict(state.get(key, {}))
 
 
 # --- The call: the model is checked, all ranks compare what they were given, and the hook is made ---
@@ -519,30 +370,19 @@ def compress_fsdp(
     settings = Settings(**given, gradients="kept")
     check_count("warm_up_steps", warm_up_steps, of="steps")
     units = find_units(model)
-    parameters, lossy = _parameters(model, units), find_compressor(settings)
-    settings = settle_slices(settings, lossy, model, parameters, likes(units))
+    held = {name for unit in units for name in unit.trained}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if name in held}
+    lossy = find_compressor(settings)
     ranks = _shard_group(units)
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
-    found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
+    agreed = settings.agreed(compressor=lossy, dense=sorted(parameters.keys() - compressible(model, settings.dense)))
+    found = {f"unit {unit.name!r}": f"{[*unit.trained]} in {unit.dtype}" for unit in units}
     for own, others in ((shards, replicas), (replicas, shards)):
-        check_agreement(found | settings.agreed(compressor=lossy), parameters, own, beside=others)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
+        agree(kinds(parameters.items()) | found | agreed, own, beside=others)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings, likes(units))
     return ShardedCompressionHook(model, units, feedback, shards)
-
-
-def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
-    """Return the trained parameters of `units`, by name, in the order of the model; warn if there are others."""
-    held = {one.name for unit in units for one in unit.slices}
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    beside = [name for name in trained if name not in held]
-    if beside:
-        warn(
-            f"{beside[0]!r}: trained, but in no unit of fully_shard, so that each rank has a gradient of its own: call "
-            "fully_shard(model) too, or average it yourself"
-        )
-    return {name: parameter for name, parameter in trained.items() if name in held}
 
 
 def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:
@@ -554,17 +394,12 @@ def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:
     return groups[0]
 
 
-def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:
+def _replicas(replicate: Any, shards: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return the process group that `replicate` stands for. Raises ConfigError unless it crosses `shards` here."""
-    if isinstance(replicate, DeviceMesh) and replicate.ndim == 1:
-        group = replicate.get_group()
-    elif isinstance(replicate, dist.ProcessGroup):
-        group = replicate
-    else:
-        raise ConfigError(
-            f"replicate: {replicate!r} is not allowed; give a mesh of one dimension, such as mesh['replicate'], or a "
-            "process group that this rank is in"
-        )
+    is_mesh = isinstance(replicate, DeviceMesh) and replicate.ndim == 1
+    group = replicate.get_group() if is_mesh else replicate
+    wanted = "a mesh of one dimension, such as mesh['replicate'], or a process group that this rank is in"
+    check("replicate", replicate, isinstance(group, dist.ProcessGroup), wanted)
     ranks = dist.get_process_group_ranks(group)
     common = sorted({*ranks} & {*dist.get_process_group_ranks(shards)})
     if common != [dist.get_rank()]:

@@ -1,125 +1,99 @@
 """What the hooks of DistributedDataParallel and of FSDP2 have in common."""
 
-import weakref
+import gc
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from resireduce.core.bucket import Bucket, Slot, in_buckets
+from resireduce.comm.base import Communicator
+from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
-from resireduce.core.step import GATHERED, UnderWay
-from resireduce.errors import UsageError, check_count, warn
-from resireduce.residuals.base import Residuals
-from resireduce.watchers import Resumed, after_steps, objects
-
-# --- What the hook of a wrapper saves and loads: this rank's residuals, and the step number ---
-
-
-WITHIN = (
-    "{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, and others of "
-    "the last; call it when backward() has returned, or start from a checkpoint"
-)
+from resireduce.core.optimizer import Resumable
+from resireduce.core.step import UnderWay
+from resireduce.errors import UsageError, warn
+from resireduce.start import STEP, agree
+from resireduce.watchers import Resumed
 
 
-class HookState(ABC):
-    """The common base of the hooks of wrappers: residuals are saved and loaded between two backward passes."""
+class HookState(Resumable, ABC):
+    """The common base of the hooks of wrappers, which want their gradients back before `backward()` returns.
 
-    def __init__(self, feedback: ErrorFeedback):
-        self.feedback = feedback
+    Messages of gradients that come together are launched together. Beyond a sixteenth of all gradients the oldest are
+    received before the next is launched, as `UnderWay` says. Residuals are saved and loaded between backward passes.
+
+    Its `feedback` compresses gradients like `parameters`, by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
+        self.feedback, self.slots = feedback, make_slots(parameters, feedback)
+        for slot in self.slots:
+            feedback.register(slot.name, slot.parameter)
+        self._under_way = UnderWay(feedback, self.slots)
+        self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
+        self._resumed, self._is_known = Resumed(feedback.residual), False
+        self.watchers = [self._resumed]
         self.steps = 0
         """How many backward passes have averaged gradients."""
-        self._is_resumed = False  # whether residuals were loaded, or a step was named, since the last exchange
-
-    def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals. They differ between ranks: save one file per rank.
-
-        Raises UsageError within a backward pass, which has updated only some of them.
-        """
-        self._refuse_within_pass("residual_state_dict()")
-        return self.feedback.state_dict(self.steps)
-
-    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the `state` that this rank saved in a job of the same size: its residuals, and the step number.
-
-        Raises ConfigError if they belong to another model, scheme or residual_dtype, and UsageError within a backward
-        pass.
-        """
-        self._refuse_within_pass("load_residual_state_dict()")
-        self.start_at(self.feedback.load_state_dict(state))
-
-    def start_at(self, step: int) -> None:
-        """Continue with step number `step`, counted from 0. Raises UsageError within a backward pass."""
-        check_count("step", step, of="steps")
-        self._refuse_within_pass("start_at()")
-        self._is_resumed = True
-        self._begin_step(step)
+        feedback.begin_step(0)
 
     @property
     @abstractmethod
     def _is_within_pass(self) -> bool:
         """Whether a backward pass is under way, or has failed half-way."""
 
-    def _begin_step(self, step: int) -> None:
-        self.steps = step
-        self.feedback.begin_step(step)
-
-    def _refuse_within_pass(self, what: str) -> None:
+    def _refuse_within_step(self, what: str) -> None:
         if self._is_within_pass:
-            raise UsageError(WITHIN.format(what=what))
+            raise UsageError(
+                f"{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, "
+                "and others of the last; call it when backward() has returned, or start from a checkpoint"
+            )
 
-    def _takes_resumed(self) -> bool:
-        """At the end of an exchange: whether residuals were loaded, or a step was named, since the last one."""
-        is_resumed, self._is_resumed = self._is_resumed, False
-        return is_resumed
+    def _look_around(
+        self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
+    ) -> None:
+        """Before the first gradients of `parameters` are sent: raise ConfigError on all ranks, also those `beside`, if
+        they go on from other steps or with other `values`; warn of a GradScaler; and watch the states of optimizers."""
+        agree({**values, STEP: str(self.steps)}, self.feedback.communicator, beside=beside)
+        if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
+            warn(
+                "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of "
+                "another scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no "
+                "scaling, or resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
+            )
+        own = {id(one) for one in parameters}
+        for one in objects(torch.optim.Optimizer):
+            groups = vars(one).get("param_groups") or ()  # one that passes on another's has none of its own
+            if any(id(parameter) in own for group in groups for parameter in group["params"]):
+                self._resumed.watch(one)
+        self._is_known = True
 
+    def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
+        """Return what is to be compressed of a gradient; None: this rank has none."""
+        if not self.feedback.leaves_residual(slot.name):
+            return grad.contiguous()
+        # A group's residual may hold an error until its turn comes, and averages come into this memory before.
+        return grad.clone(memory_format=torch.contiguous_format)
 
-# --- Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns ---
-
-
-Take = Callable[[Slot, Tensor], Tensor | None]
-"""Returns what is to be compressed of a gradient: a copy of it, or itself; None: this rank has none."""
-
-
-class Messages:
-    """The messages of a hook: those of a part of the gradients are launched together, and their averages put there.
-
-    Beyond a sixteenth of the gradients of all `slots` the oldest are received before the next is launched, as
-    `UnderWay` says. `feedback` makes and receives them.
-    """
-
-    def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
-        self._feedback = feedback
-        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in slots) // GATHERED)
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget all messages."""
-        self._under_way.drop()
-        self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each belong
-
-    def send(self, views: Mapping[Slot, Tensor], whole: Tensor, take: Take, step: int) -> None:
-        """Launch the messages of gradients of `step`, given as `views` of the `whole` that the wrapper holds.
-
-        `take` returns what is to be compressed of each; its average goes into its view. If nothing can be left unsent,
-        `whole` is summed by one all-reduce in its own memory, as without a hook.
-        """
+    def _send(self, views: Mapping[Slot, Tensor], whole: Tensor) -> None:
+        """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds, which receive the
+        averages. If nothing can be left unsent, `whole` is summed by one all-reduce in its own memory, as without a
+        hook."""
         slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
-        if slots and not any(self._feedback.leaves_residual(slot.name) for slot in slots):
+        if slots and not any(self.feedback.leaves_residual(slot.name) for slot in slots):
             for slot in slots:  # looks for NaN, and corrects momentum, in the memory of `whole`
-                self._feedback.compress({slot.name: take(slot, views[slot])}, step)
-            dense = self._feedback.compressor_of(slots[0].name)
+                self.feedback.compress({slot.name: self._take(slot, views[slot])}, self.steps)
+            dense = self.feedback.compressor_of(slots[0].name)
             message = dense.message([slots[0].name], [Payload.pack(whole, like=whole)])
             self._launch(Bucket(slots, message), [whole])
             return
-        for bucket in in_buckets(slots, None, self._feedback):
-            gradients = {slot.name: take(slot, views[slot]) for slot in bucket.slots}
-            bucket.message = self._feedback.compress(gradients, step)
+        for bucket in in_buckets(slots, None, self.feedback):
+            gradients = {slot.name: self._take(slot, views[slot]) for slot in bucket.slots}
+            bucket.message = self.feedback.compress(gradients, self.steps)
             self._launch(bucket, [views[slot] for slot in bucket.slots])
 
     def _launch(self, bucket: Bucket, targets: Sequence[Tensor]) -> None:
@@ -128,133 +102,34 @@ class Messages:
         self._under_way.launch(bucket)
         self._targets.append(targets)
 
-    def end_rounds(self) -> None:
-        """Make the payloads that ranks make in rounds, of all tensors in the same order."""
-        self._under_way.end_rounds()
-
-    def receive_all(self) -> None:
-        """Receive all averages, once rounds have ended."""
-        while self._targets:
-            self._receive()
-
     def _receive(self) -> None:
         bucket, targets = self._under_way.pop(), self._targets.popleft()
         assert isinstance(bucket.message, Message)
         into = [target if target.is_contiguous() else None for target in targets]
-        averages = self._feedback.receive(bucket.message, range(len(into)), into)
+        averages = self.feedback.receive(bucket.message, range(len(into)), into)
         for target, average in zip(targets, averages, strict=True):
             if average is not target:
                 target.copy_(average)
 
+    def _receive_all(self) -> None:
+        """Receive all averages, after the rounds in which ranks make payloads."""
+        self._under_way.end_rounds()
+        while self._targets:
+            self._receive()
 
-# --- Mistakes around a wrapper's hook, looked for in the first steps: dropped averages, GradScaler, forgotten residuals
-# ---
-#
-# In plain training a gradient that is dropped has no effect. With error feedback its pass, perhaps one of another
-# model, has left in residuals what was not sent, and later steps send it. So it is with a gradient by which
-# parameters are only moved for a moment, to compute another one there, as by SAM.
-
-
-LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
-"""LOOKS: exchanges that are looked at. TELLS: how many of them must have been dropped for a warning. WATCHED: how many
-parameters show it. SHARE: the share of these that must show it, since some may have averages of zero."""
-DROPPED = (
-    "averages of a backward pass were dropped, by zero_grad(), and no step of an optimizer ended before, while "
-    "residuals keep what was not sent of that pass, and send it later. If it was the pass of another model (of a GAN's "
-    "generator through its discriminator), call requires_grad_(False) on this one for its time. A gradient that only "
-    "probes, as by SAM or LBFGS, is one of other parameters: compute it within no_sync(), use an optimizer that takes "
-    "a step from one gradient, or train without compression. Steps that you skip on purpose need no cure"
-)
+    def _end_step(self) -> None:
+        """End a step, whose averages have been received, and begin the next."""
+        self.feedback.end_step(self.steps)
+        self.feedback.states.commit()
+        self._resumed.after_step()
+        self.steps += 1
+        self.feedback.begin_step(self.steps)
 
 
-class FirstSteps:
-    """Warns if averages were dropped several times before a step of an optimizer used them, if a GradScaler is used,
-    and if an optimizer goes on from a checkpoint whose residuals were not loaded.
-
-    `parameters` are functions that return what is exchanged, or this rank's shards of it, the smallest first.
-    """
-
-    def __init__(self, parameters: Sequence[Callable[[], Tensor]], residual: Residuals):
-        self._parameters = tuple(parameters[:WATCHED])
-        self._looks, self._dropped = LOOKS, 0
-        self._exchanged: Sequence[bool] = ()
-        self._has_stepped, self._is_used = False, False
-        self._residual = residual
-        self._resumed: list[Resumed] | None = None
-        self._end_count = after_steps(self)
-
-    def end(self, exchanged: Sequence[bool], is_resumed: bool) -> None:
-        """At the end of an exchange: remember of which parameters something was `exchanged`. `is_resumed`: whether
-        residuals were loaded since the last one."""
-        for one in self._resumed or ():
-            if is_resumed:
-                one.note_residuals()
-            one.after_step()
-        if self._looks == LOOKS:
-            _warn_of_scaler()
-        if self._looks:
-            self._looks -= 1
-            self._exchanged = exchanged
-
-    def watch(self, parameter: Tensor) -> None:
-        """Have the next look taken before a gradient is added to the `.grad` of `parameter`."""
-        parameter.register_hook(partial(_look, weakref.ref(self)))
-
-    @torch.no_grad()
-    def begin(self) -> None:
-        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
-        if self._resumed is None:  # before the first gradient, since one that is used at once fills optimizers' states
-            # An optimizer that passes on another's groups has none of its own.
-            held = [one for one in objects(torch.optim.Optimizer) if self._holds(vars(one).get("param_groups") or ())]
-            self._resumed = [Resumed(one, self._residual) for one in held]
-        exchanged, self._exchanged = self._exchanged, ()
-        if not exchanged:
-            return
-        is_used, self._is_used = self._is_used, False
-        if is_used or not self._has_stepped:
-            return
-        pairs = zip(self._parameters, exchanged, strict=False)
-        gone = [one for one in (parameter() for parameter, was in pairs if was) if _is_gone(one.grad)]
-        if len(gone) < SHARE * len(exchanged):
-            return
-        self._dropped += 1
-        if self._dropped == TELLS:
-            self._looks = 0
-            self._end_count()
-            warn(DROPPED)
-
-    def note_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that a step of `optimizer` has ended, if it holds one of the parameters."""
-        if self._holds(optimizer.param_groups):
-            self._has_stepped = self._is_used = True
-
-    def _holds(self, groups: Iterable[Mapping[str, Any]]) -> bool:
-        own = {id(one()) for one in self._parameters}
-        return any(id(one) in own for group in groups for one in group["params"])
-
-
-def _is_gone(grad: Tensor | None) -> bool:
-    return grad is None or not _local(grad).any()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, and any other tensor as it is."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach()
-
-
-def _warn_of_scaler() -> None:
-    """Warn if a GradScaler of this process has scaled a loss."""
-    if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
-        warn(
-            "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another "
-            "scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
-            "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
-        )
-
-
-@torch.compiler.disable
-def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
-    """Before a gradient is added to `.grad`: look whether the last averages there were used."""
-    if (first_steps := place()) is not None:
-        first_steps.begin()
+def objects(kind: type) -> list[Any]:
+    """Return all objects of class `kind`, written in Python, in this process. They are found as those that refer to it:
+    a list of all objects would also hold tuples that other threads are still filling."""
+    kinds = [kind]
+    for one in kinds:
+        kinds += type.__subclasses__(one)  # whose own are looked for in turn
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]

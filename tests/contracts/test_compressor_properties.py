@@ -13,6 +13,7 @@ from resireduce.compressors.base import State
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import SparseCompressor, TopK
+from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.messages import Payload
 from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
@@ -25,7 +26,7 @@ from tests.worlds import distributed, residuals
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BUILT = {name: build_compressor(name, 0.1) for name in COMPRESSORS}
 SPARSIFIERS = [name for name, one in BUILT.items() if one.exact and not one.lossless]
-INDEXED = [name for name, one in BUILT.items() if isinstance(one, SparseCompressor)]
+INDEXED = [name for name, one in BUILT.items() if isinstance(one, SparseCompressor | OkTopK)]
 
 
 def squared(x: Tensor) -> Tensor:
@@ -187,7 +188,7 @@ def test_topk_is_the_same_in_pieces_of_any_size(grad: Tensor, density: float, pi
 @given(norms=tensors(rows=1, columns=300), density=densities, dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_the_largest_norms_are_those_of_a_stable_sort(norms: Tensor, density: float, dtype: torch.dtype) -> None:
     flat, k = norms.view(-1).abs().to(dtype), share(density, norms.numel())
-    assert select(flat, k, "largest", None).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
+    assert select(flat, k, "x", "largest", 0).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
 
 
 @given(grad=tensors(DTYPES), place=st.integers(0, 24 * 24), factor=st.sampled_from([0.5, 1.0, 1.0, 2.0, 1e6]))

@@ -8,10 +8,11 @@ from torch import nn
 
 import resireduce
 from resireduce.comm.base import Communicator
+from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.quantized import QSGD, Fp16, QSGDMax
+from resireduce.compressors.quantized import QSGD, Block4, Block8, Fp16, QSGDMax
 from resireduce.compressors.thresholds import Threshold
-from resireduce.compressors.topk import RandomK
+from resireduce.compressors.topk import RandomK, TopK
 from resireduce.core.messages import Payload
 from resireduce.errors import ConfigError
 from resireduce.kernels.ops import by_keys, largest_magnitudes
@@ -163,3 +164,21 @@ def test_parts_of_any_dtypes_come_back_as_packed(names: list[str]) -> None:
     parts = [torch.arange(i + 3).to(getattr(torch, name)) for i, name in enumerate(names)]
     back = Payload.pack(*parts, like=torch.zeros(1)).parts()
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(parts, back, strict=True))
+
+
+@pytest.mark.parametrize("made", [TopK(0.01), Fp16(), Block8(), Block4()])
+def test_what_a_subclass_sends_is_what_it_compresses(made: Compressor) -> None:
+    def half(self: Compressor, grad: torch.Tensor, name: str, step: int) -> Payload:
+        return type(made).compress(self, grad / 2, name, step)
+
+    def moved(compressor: Compressor) -> torch.Tensor:
+        model = nn.Linear(120, 120, bias=False)
+        nn.init.zeros_(model.weight)
+        wrapped = torch.optim.SGD(model.parameters(), 1.0)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", compressor, backend="local")
+        (model.weight * gradient(120, 120)).sum().backward()
+        optimizer.step()
+        return model.weight.detach()
+
+    changed = type("Changed", (type(made),), {"compress": half})
+    assert torch.equal(moved(changed.from_density(0.01)), moved(made) / 2)

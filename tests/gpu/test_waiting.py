@@ -28,8 +28,7 @@ SIDCO = FITTED | {
     "compress_with": "the number of stages is on the device, where states are held",
 }
 PACKED = {
-    "_best_width": "the width that takes fewest bits decides how they lie",
-    "encode": "how many bits it takes decides the length of the message",
+    "encode": "the width that takes fewest bits decides how they lie, and how many these are the length of the message",
     "_unpacked": "how many a message holds is written in it",
     "decode": "where codes end is found by looking for ones",
 }
@@ -55,7 +54,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
     "ok-topk": {
         "few_reaching": "how many pass decides whether the threshold is changed",
         "not_above": FITTED["not_above"],
-        "of": "thresholds, and when they were found, are on the device, where states are held",
+        "_selected": "thresholds, and when they were found, are on the device, where states are held",
         "_regions": "when regions were shared out is on the device, too",
         "counts": "how many elements each rank is sent is what an exchange is told",
         "_common": "how many sums come back decides whether their threshold is changed",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import ConfigError
-from tests.habits.script import INPUTS, Refused, Script, before_the_step, each_step, habit, with_optimizer
+from tests.habits.script import INPUTS, Net, Refused, Script, before_the_step, each_step, habit, with_optimizer
 
 
 @with_optimizer()
@@ -278,6 +278,16 @@ def updates_within_the_backward_pass(script: Script, model: Any, optimizer: Any)
     script.train(model, optimizer, 4)
 
 
+@each_step(kept=NOT_KEPT, settings=IN_BACKWARD)
+def passes_add_up_before_updates_within_the_last(script: Script, model: Any, optimizer: Any, step: int) -> None:
+    """What the first pass has left lies in `.grad`, while others are updated."""
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        script.loss(model, 10 + step).backward()
+    script.loss(model, step).backward()
+    optimizer.step()
+
+
 def stack() -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, 130), *(nn.Linear(130, 130) for _ in range(5)))
 
@@ -288,37 +298,9 @@ def what_has_not_been_updated_yet_is_changed(script: Script, model: Any, optimiz
     model[0].bias.data = model[0].bias.data * 0.9
 
 
-def has_updated(said: str) -> Any:
-    """Refused when the backward pass has updated already."""
-    return before_the_step(kept=NOT_KEPT, settings=IN_BACKWARD, streamed=Refused(said + ".*update='in_step'"))
-
-
-@has_updated(r"'\S+' was changed between backward\(\) and step\(\)")
-def what_the_backward_pass_has_updated_is_changed(script: Script, model: Any, optimizer: Any, step: int) -> None:
-    """Decay of all, by hand."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.9)
-
-
-@has_updated(r"the optimizer's state of '\S+' was changed between")
-def a_state_that_the_backward_pass_has_updated_is_changed(
-    script: Script, model: Any, optimizer: Any, step: int
-) -> None:
-    """Momentum is let go of."""
-    for state in optimizer.state.values():
-        state["momentum_buffer"].zero_()
-
-
-@has_updated("an option of the optimizer was changed ")
-def the_rate_is_changed_when_the_backward_pass_has_updated(
-    script: Script, model: Any, optimizer: Any, step: int
-) -> None:
-    """Between backward() and step()."""
-    optimizer.param_groups[0]["lr"] = 0.01
-
-
-@has_updated("a hook before the step was registered")
+@before_the_step(
+    kept=NOT_KEPT, settings=IN_BACKWARD, streamed=Refused("a hook before the step was registered.*update='in_step'")
+)
 def a_hook_is_registered_when_the_backward_pass_has_updated(
     script: Script, model: Any, optimizer: Any, step: int
 ) -> None:
@@ -461,22 +443,12 @@ def tie(model: Any) -> Any:
     return model
 
 
-DECAYING = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.5)
-
-
-@habit()
+@habit(rounded=("streamed",), build=lambda: Net().double())
 def parameters_lie_in_the_same_memory(script: Script) -> nn.Module:
-    """Streamed updates wait until both averages are there."""
+    """Only the order of their two updates may differ."""
     model = tie(script.net())
-    script.train(model, script.distribute(model, DECAYING(model.parameters())))
+    script.train(model, script.sgd(model))
     return model
-
-
-@with_optimizer(wrapped=DECAYING)
-def parameters_are_tied_later(script: Script, model: Any, optimizer: Any) -> None:
-    """Between two steps."""
-    script.train(model, optimizer)
-    script.train(tie(model), optimizer)
 
 
 @habit(
@@ -485,11 +457,4 @@ def parameters_are_tied_later(script: Script, model: Any, optimizer: Any) -> Non
 def parameters_in_the_same_memory_are_updated_within_the_backward_pass(script: Script) -> None:
     """An update of one would change the other before its last use."""
     model = tie(script.net())
-    script.distribute(model, DECAYING(model.parameters()), **IN_BACKWARD)
-
-
-@with_optimizer(wrapped=DECAYING, settings=IN_BACKWARD, kept=NOT_KEPT, streamed=Refused("same memory after"))
-def parameters_are_tied_later_and_updated_within_the_backward_pass(script: Script, model: Any, optimizer: Any) -> None:
-    """The next pass is refused."""
-    script.train(model, optimizer)
-    script.train(tie(model), optimizer)
+    script.sgd(model, **IN_BACKWARD)

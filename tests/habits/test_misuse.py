@@ -131,6 +131,19 @@ def test_streamed_gradients_update_nothing_by_hand(options: dict[str, object], u
     optimizer.step()
 
 
+def test_a_streamed_gradient_gives_nothing_to_a_tensor_of_the_script() -> None:
+    """A model that is moved may ask for less of it."""
+    model = seeded(Net)
+    optimizer = distributed(model)
+    loss(model).backward()
+    guard, own = model.head.weight.grad, torch.ones(model.head.weight.shape)
+    for act in (lambda: own.to(guard), lambda: own.copy_(guard)):
+        with pytest.raises(UsageError, match="gradients have been streamed"):
+            act()
+    assert guard.to(torch.float64) is guard and own.eq(1).all()
+    optimizer.step()
+
+
 def test_a_setting_that_is_refused_changes_no_rank() -> None:
     models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
 

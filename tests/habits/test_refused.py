@@ -43,7 +43,7 @@ SETTINGS: list[Row] = [
     ({"groups": Grouping(groups=(("first.weight", "no.such"),))}, "groups: 'no.such'"),
     ({"groups": Grouping(groups=(("first.weight", "blocks.0.up.weight"),))}, "one shape"),
     ({"groups": {"group": []}}, "key 'group' is not known; give {"),
-    ({"groups": {"groups": "*"}}, r"'groups' is '\*', not a list"),
+    ({"groups": {"groups": "*"}}, r"'\*' is no list of patterns; give {"),
     ({"groups": {"groups": [3]}}, "3 is no list of patterns"),
     ({"groups": {"groups": ["first.wieght"]}}, "tensor of the model matches 'first.wieght'"),
     ({"groups": {"groups": [["blocks.*.up.weight"]], "specific": ["blocks.0.up.weight"]}}, "is named twice"),
@@ -55,7 +55,6 @@ SETTINGS: list[Row] = [
     ({"residual_device": "disk"}, "residual_device: 'disk' is not known; allowed: cpu"),
     ({"backward_passes_per_step": 0}, "backward_passes_per_step: 0"),
     ({"warm_up_steps": -1}, "warm_up_steps: -1 is not allowed; give a number of steps"),
-    ({"options": 3}, "options: 3 is not allowed; give names and values"),
     ({"options": {"phi": 0.5}}, "options of scheme 'baseline': 'phi' .*allowed: none"),
     ({"scheme": "member", "options": {"smallest": "banana"}}, "smallest: 'banana' is not allowed"),
     (
@@ -67,7 +66,7 @@ SETTINGS: list[Row] = [
         for norm in (0, -1.0, math.nan, True, "1")
     ),
     ({"max_local_grad_norm": 1.0}, r"max_local_grad_norm: 1\.0 .* gradients='streamed'.*or .*kept"),
-    ({"grad_scaler": torch.amp.GradScaler("cpu")}, r"grad_scaler: an object of type torch\.amp.*a resireduce\.GradSc"),
+    ({"grad_scaler": torch.amp.GradScaler("cpu")}, r"grad_scaler: <torch\.amp.* is not allowed; give a resireduce"),
     (
         {"grad_scaler": resireduce.GradScaler("cpu"), "compressor": "dgc-momentum"},
         r"grad_scaler: .*DGCMomentum and gradients='streamed'.*gradients='kept'",
@@ -94,13 +93,6 @@ def test_a_setting_that_cannot_be_used_is_refused_before_anything_changes(option
 
 def of(kind: str, *arguments: Any, **settings: Any) -> torch.optim.Optimizer:
     return getattr(torch.optim, kind)(arguments[0].parameters() if arguments else MODEL.parameters(), **settings)
-
-
-class Around(torch.optim.Optimizer):
-    """An optimizer around another, made without the constructor of torch."""
-
-    def __init__(self, base: torch.optim.Optimizer):
-        self.param_groups, self.defaults, self.state = base.param_groups, base.defaults, base.state
 
 
 MODEL, OTHER = seeded(Net), seeded(Net)
@@ -133,9 +125,6 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (QSGD, {"norm": 1.0}, r"norm: 1\.0 is not allowed; give 2 or infinity"),
     (Threshold, {"threshold": "a"}, "threshold: 'a' is not allowed"),
     (DGC, {"density": 0.01, "momentum_factor": 1.0}, r"momentum_factor: 1\.0 is not allowed; give a number, 0 <= "),
-    (DGC, {"density": 0.01, "warmup": 0.5}, r"warmup: 0\.5 is not allowed; give a tuple"),
-    (DGC, {"density": 0.01, "warmup": (0.2, 0.1)}, "warmup_steps: 0 is not allowed with 2 densities; give a whole num"),
-    (DGC, {"density": 0.01, "warmup_steps": 5}, "warmup_steps: 5 is not allowed with 0 densities; give 0, or dens"),
     (DGCSimple, {"density": 0.01, "rounds": 1.5}, r"rounds: 1\.5 is not allowed"),
     (GaussianK, {"density": 0.01, "rounds": -1}, "rounds: -1 is not allowed"),
     (SIDCo, {"density": 0.01, "fit": "weibull"}, "fit: 'weibull' is not known"),
@@ -153,7 +142,6 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (OkTopK, {"density": 0.1, "global_every": 2.5}, r"global_every: 2\.5 is not allowed"),
     (OkTopK, {"density": 0.1, "local_factor": 0.9}, r"local_factor: 0\.9 is not allowed"),
     (OkTopK, {"density": 0.1, "global_factor": math.inf}, "global_factor: inf is not allowed"),
-    (OkTopK, {"density": 0.1, "half": True}, "half: True is not allowed for Ok-Topk"),
     (PowerSGD, {"rank": 0}, "rank: 0 is not allowed; give a number of columns, 1 or more"),
     (PowerSGD, {"min_compression_rate": 0}, "min_compression_rate: 0 is not allowed; give a number greater than 0"),
     (L1Chunks, {"density": 0.1, "size": 0}, "size: 0 is not allowed; give a number of elements, 1 or more"),
@@ -176,7 +164,7 @@ MADE: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (WeightedResidual, {"phi": -1}, "phi: -1 is not allowed"),
     (WeightedResidual, {"norms": "residuals"}, "norms: 'residuals' is not known .did you mean 'residual'"),
     *(
-        (DecayedResidual, {"decay": bad}, "decay: .* a number more than 0 and at most 1")
+        (DecayedResidual, {"decay": bad}, "decay: .* a share, 0 < decay <= 1")
         for bad in (0, 1.5, -1, "a", True, math.nan)
     ),
 ]

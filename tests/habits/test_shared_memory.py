@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.same_memory import overlapping
+from resireduce.core.bucket import overlaps
 from tests.threads import LocalWorld
 from tests.worlds import same, seeded, take_steps
 
@@ -93,14 +93,6 @@ def test_views_of_others_gradients_are_not_changed(
 
 def test_which_tensors_have_an_element_in_common() -> None:
     flat = torch.arange(60.0)
-    assert overlapping({"first": flat[:30], "last": flat[30:]}) is None
-    assert overlapping({"even": flat[::2], "third": flat[3::3]}) == ("even", "third")
-    assert overlapping({"bytes": flat.view(torch.uint8), "last": flat[59:]}) == ("bytes", "last")
-
-
-def test_parameters_in_the_same_memory_are_told() -> None:
-    model = nn.Sequential(nn.Linear(104, 104), nn.Linear(104, 104))
-    model[1].weight.data = model[0].weight.data
-    wrapped = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.warns(UserWarning, match=r"'0\.weight' and '1\.weight' are two parameters in the same memory"):
-        resireduce.distribute(model, wrapped, "baseline", backend="local").close()
+    assert not [*overlaps({"first": flat[:30], "last": flat[30:]}.items())]
+    assert [*overlaps({"even": flat[::2], "third": flat[3::3]}.items())] == [("even", "third")]
+    assert [*overlaps({"bytes": flat.view(torch.uint8), "last": flat[59:]}.items())] == [("bytes", "last")]

@@ -1,12 +1,13 @@
 """DGC in full: what its momentum correction, masking, warm-up and half precision must do."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from resireduce.compressors.dgc import DGC, PAPER_WARMUP, DGCMomentum, DGCSimple
+from resireduce.compressors.dgc import DGC, DGCMomentum, DGCSimple
 from resireduce.compressors.topk import TopK
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.pieces import generator
@@ -58,15 +59,23 @@ def test_a_velocity_is_zero_where_it_was_sent_by_default() -> None:
         torch.testing.assert_close(optimizer.residual_state_dict()["momentum.matrix"], velocity)
 
 
-def test_the_density_warms_up_in_stages() -> None:
-    compressor = DGC(0.001, warmup=PAPER_WARMUP, warmup_steps=10)
-    assert [compressor.density_at(step) for step in (0, 9, 10, 25, 39, 40, 999)] == [
-        0.25, 0.25, 0.0625, 0.015625, 0.004, 0.001, 0.001
-    ]  # fmt: skip
-    grad = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
-    counts = [compressor.compress(grad, "w", step).layout[0][1] for step in (0, 10, 20, 30, 40)]
-    for count, density in zip(counts, (*PAPER_WARMUP, 0.001), strict=True):
-        assert 0.7 * density * 60_000 <= count <= density * 60_000
+def test_an_object_has_the_density_of_each_step() -> None:
+    """With the paper's first densities (section 3.3), two steps each: as where each step has its own compressor."""
+    stages, gradients = (0.25, 0.0625, 0.015625, 0.004), draws(10)
+    model, optimizer = Given(**SHAPES), None
+    warmed = DGC(0.001, momentum_factor=0.9, nesterov=True, half=True)
+    optimizer = distributed(model, lr=1.0, compressor=warmed, density=lambda step: [*stages, 0.001][step // 2])
+    residual, velocity = torch.zeros(SHAPES["matrix"], dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for step, grads in enumerate(gradients):
+        fixed = replace(warmed, density=[*stages, 0.001][step // 2])
+        velocity = 0.9 * velocity + grads["matrix"]
+        residual = residual + grads["matrix"] + 0.9 * velocity
+        payload = fixed.compress(residual, "matrix/0", step)
+        sent = fixed.decompress(payload)
+        count = int((sent != 0).sum())
+        assert 0.7 * fixed.density * 11_000 <= count <= fixed.density * 11_000
+        assert torch.equal(averages(model, optimizer, grads)["matrix"], sent)
+        residual, velocity = residual - sent, velocity.masked_fill(sent != 0, 0.0)
 
 
 @pytest.mark.parametrize("kind", [TopK, DGC, DGCMomentum])

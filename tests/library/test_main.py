@@ -100,6 +100,10 @@ BAD_OPTIONS = [
     (("--world-size", "0"), "world_size: 0 is not allowed; give a number of ranks, 1 or more"),
     (("--model", "tests.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
     (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
+    (
+        ("--batch", "2", "--input", "no_such_module:x"),
+        "input: 'no_such_module:x' cannot be loaded: ModuleNotFoundError: ",
+    ),
     (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
 ]
 
@@ -136,6 +140,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 REFUSED = [(("plan", "--model", model), told) for model, told in BAD_MODELS]
 REFUSED += [(("plan", "--model", "vgg-digits", *options), told) for options, told in BAD_OPTIONS]
 REFUSED += [
+    (("groups", "--model", "builtins:int"), "build: it returns an object of type int; give one that returns a module"),
     (
         ("plan", "--model", "no/such/config.json"),
         "model: 'no/such/config.json' is not there; give the config.json of a ",

@@ -204,7 +204,10 @@ def test_what_is_no_hierarchy_is_refused_on_all_ranks(given: object, message: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"compressor": "none", "scheme": "none", "update": "in_backward"}, r"update: .* hierarchy of nodes"),
+        (
+            {"compressor": "none", "scheme": "none", "update": "in_backward"},
+            r"update: .* with hierarchy=.* only with 'flat'",
+        ),
         (
             {"groups": {"groups": [], "specific": ["head.weight"]}, "scheme": "2d"},
             r"rows of 'head\.weight' .*fewer rows",

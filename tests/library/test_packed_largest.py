@@ -130,6 +130,8 @@ def test_a_message_with_a_place_that_is_not_there_is_refused(index: int) -> None
         compressor.add_(values(N, "uneven"), spoilt)
 
 
-def test_nothing_is_read_behind_the_end_of_a_message() -> None:
+def test_a_message_of_other_bytes_an_element_is_left_to_plain_torch() -> None:
+    """Nothing is read behind its end; and indices of 64 bits, as of 2^31 elements or more, are not taken for values."""
     packed = TopK(0.01).compress(values(N, "normal"), "w", 0).buffer
-    assert not add_sent_each_([(torch.zeros(N), [(packed[:-8], N // 100)])], 1.0, zero=False)
+    for other in (packed[:-8], torch.cat((packed, packed[: len(packed) // 2]))):
+        assert not add_sent_each_([(torch.zeros(N), [(other, N // 100)])], 1.0, zero=False)

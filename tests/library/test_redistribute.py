@@ -45,6 +45,13 @@ def test_the_average_over_the_ranks_is_conserved(scheme: str, before: int, after
     assert all(optimizer.steps == 3 for optimizer in optimizers)
 
 
+@pytest.mark.parametrize(("before", "after"), RANKS)
+def test_so_is_that_of_velocities(before: int, after: int) -> None:
+    states = saved(before, scheme="baseline", compressor="dgc-momentum")
+    assert all(state["momentum.first.weight"].any() for state in states)
+    check_conserved(loaded(after, states, scheme="baseline", compressor="dgc-momentum"), states)
+
+
 @pytest.mark.parametrize("scheme", ["2d", "d", "w+2d"])
 def test_of_rows_and_columns_the_largest_are_kept(scheme: str) -> None:
     states = saved(2, scheme=scheme)

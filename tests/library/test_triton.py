@@ -20,7 +20,7 @@ needs_triton = pytest.mark.skipif(
 
 
 @needs_triton
-@pytest.mark.parametrize(("files", "interpret"), [(("bucket", "interpreted"), "1"), (("compiled",), "0")])
+@pytest.mark.parametrize(("files", "interpret"), [(("bucket", "blocks", "interpreted"), "1"), (("compiled",), "0")])
 def test_kernels(files: tuple[str, ...], interpret: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), str(APART)])
     own = {

@@ -285,14 +285,19 @@ def test_a_model_that_cannot_be_hooked_is_refused_with_the_cure(alone: None) -> 
         resireduce.compress_ddp(twice)
     distributed = seeded(build)
     optimizer = torch.optim.SGD(distributed.parameters(), 0.1)
-    refused = pytest.raises(ConfigError, match=r"'first\.weight' is distributed already, by resireduce\.distribute")
-    with resireduce.distribute(distributed, optimizer, backend="local"), refused:
-        resireduce.compress_ddp(DistributedDataParallel(distributed))
+    for gradients, said in (("streamed", "somebody else takes it for"), ("kept", "is trained within a wrapper")):
+        with resireduce.distribute(distributed, optimizer, backend="local", gradients=gradients):
+            wrapped = DistributedDataParallel(distributed)
+            resireduce.compress_ddp(wrapped)
+            with pytest.raises(UsageError, match=said):
+                loss_of(wrapped, torch.Generator()).backward()
     wrapped = DistributedDataParallel(seeded(build))
     with pytest.raises(ConfigError, match=r"DistributedDataParallel is not allowed.*give the model within"):
         resireduce.distribute(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1))
     with pytest.raises(ConfigError, match=r"scheme: 'w2d'.*did you mean"):
         resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "w2d")
+    with pytest.raises(ConfigError, match=r"warm_up_steps: -1 is not allowed"):
+        resireduce.compress_ddp(DistributedDataParallel(seeded(build)), warm_up_steps=-1)
 
 
 def test_sparse_gradients_are_refused(alone: None) -> None:

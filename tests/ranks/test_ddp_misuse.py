@@ -3,9 +3,6 @@
 Where it can be done right it is: expected is what plain torch computes, from the definition of error feedback.
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -80,12 +77,6 @@ def check_join(communicator: Communicator) -> None:
             loss(parallel, step).backward()
             optimizer.step()
     assert hook.steps == 3
-    parallel, _, _ = hooked(seeded(Branch))
-    with (
-        pytest.raises(UsageError, match=r"join\(divide_by_initial_world_size=False\): averages are of all ranks here"),
-        parallel.join(divide_by_initial_world_size=False),
-    ):
-        loss(parallel, 0).backward()
 
 
 def check_a_step_of_one_rank_alone(communicator: Communicator) -> None:
@@ -123,74 +114,6 @@ def check_states_are_refused(
 
 def told(warnings: pytest.WarningsRecorder, text: str) -> int:
     return sum(text in str(one.message) for one in warnings)
-
-
-@pytest.mark.parametrize("set_to_none", [False, True])
-@pytest.mark.parametrize("others", ["none", "a rate of zero", "pass", "frozen pass", "accumulated pass"])
-def test_the_pass_of_another_model(
-    alone: None, others: str, set_to_none: bool, recwarn: pytest.WarningsRecorder
-) -> None:
-    """As of a generator through its discriminator: its gradients are dropped, and would stay in residuals."""
-    parallel, _, _ = hooked(seeded(Branch))
-    rate = 0.0 if others == "a rate of zero" else 1e-3  # as a warm-up begins, in which no parameter changes
-    optimizer = torch.optim.AdamW(parallel.parameters(), rate, fused=True)  # tells autograd nothing of its steps
-    for step in range(6):
-        optimizer.zero_grad(set_to_none)
-        loss(parallel, step).backward()
-        if others == "accumulated pass":
-            loss(parallel, step).backward()
-        optimizer.step()
-        parallel.requires_grad_(others != "frozen pass")
-        if others.endswith("pass") and others != "accumulated pass":
-            x = torch.ones(2, 120, requires_grad=True)
-            parallel(x).sum().backward()
-        parallel.requires_grad_(True)
-    assert told(recwarn, "were dropped, by zero_grad(), and no step") == (others == "pass")
-
-
-def climb(parallel: nn.Module, step: int) -> Callable[[], None]:
-    """Move the parameters up by the gradient of a batch, as SAM does, and drop that; return what moves them back."""
-    loss(parallel, step).backward()
-    before = [one.detach().clone() for one in parallel.parameters()]
-    with torch.no_grad():
-        for one in parallel.parameters():
-            if one.grad is not None:
-                one.add_(one.grad, alpha=0.01)
-            one.grad = None
-
-    def back() -> None:
-        with torch.no_grad():
-            for one, was in zip(parallel.parameters(), before, strict=True):
-                one.copy_(was)
-
-    return back
-
-
-@pytest.mark.parametrize("by", ["probe", "probe within no_sync", "LBFGS", "closure", "hand"])
-def test_several_gradients_for_a_step(alone: None, by: str, recwarn: pytest.WarningsRecorder) -> None:
-    """As by SAM and LBFGS: what was not sent of a gradient that only probes would be sent later, as if it trained."""
-    parallel, _, optimizer = hooked(seeded(Branch))
-    if by == "LBFGS":
-        optimizer = torch.optim.LBFGS(parallel.parameters(), 1e-3, max_iter=2)
-    for step in range(6):
-
-        def closure(step: int = step) -> Tensor:
-            optimizer.zero_grad()
-            found = loss(parallel, step)
-            found.backward()
-            return found
-
-        if by in ("LBFGS", "closure"):
-            optimizer.step(closure)
-            continue
-        with parallel.no_sync() if by == "probe within no_sync" else nullcontext():
-            back = climb(parallel, step)
-        if by == "hand":  # no optimizer takes a step: such a loop may use averages as it likes
-            continue
-        closure()
-        back()
-        optimizer.step()
-    assert told(recwarn, "were dropped, by zero_grad(), and no step") == (by in ("probe", "LBFGS"))
 
 
 @pytest.mark.parametrize("enabled", [False, True])

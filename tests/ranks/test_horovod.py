@@ -4,11 +4,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -125,19 +123,6 @@ def test_two_processes() -> None:
 @NEEDED
 def test_two_nodes_of_two_ranks() -> None:
     on_horovod(4, OF_NODES, NODES)
-
-
-@NEEDED
-@pytest.mark.parametrize("built", [True, False])
-def test_tensors_of_a_gpu_need_a_horovod_that_was_built_with_cuda(built: bool) -> None:
-    from resireduce.comm.horovod import HorovodCommunicator
-
-    communicator = object.__new__(HorovodCommunicator)  # of no job
-    communicator._hvd = SimpleNamespace(cuda_built=lambda: built)
-    communicator.check_devices([torch.zeros(1)])
-    of_gpu = [torch.zeros(1), SimpleNamespace(is_cuda=True)]
-    with nullcontext() if built else pytest.raises(ConfigError, match="without CUDA; build it with HOROVOD_GPU=CUDA"):
-        communicator.check_devices(of_gpu)
 
 
 @NEEDED

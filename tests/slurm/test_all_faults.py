@@ -18,8 +18,8 @@ from tests.slurm.project import Project
 from tests.slurm.watch import Training, Watcher
 
 pytestmark = pytest.mark.full
-STEPS = 150
-LONG = Cell(model="vgg-digits", steps=900)
+STEPS = 400
+LONG = Cell(model="vgg-digits", steps=2400)
 """Longer than a minute, its first time limit."""
 MATRIX = [
     {"model": "vgg-digits", "steps": LONG.steps},

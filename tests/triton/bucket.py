@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu import bucket
-from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, message_places, select
+from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, select
 
 FLOATS = [torch.float32, torch.float16]
+ROOM = torch.empty(1 << 16, dtype=torch.uint8)
+"""Memory for the messages of all ranks."""
 
 
 def drawn(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -51,8 +53,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compressed(gradients: list[Tensor | None], residuals: list[Tensor], ks: list[int]) -> tuple[list[int], Tensor]:
     """Return which gradients were not finite, and the message."""
-    message = torch.full((message_places(tuple(ks), residuals[0].dtype)[1],), 7, dtype=torch.uint8)
-    return compress_topk_(gradients, residuals, ks, message).tolist(), message
+    nbytes = [-(-k * (residuals[0].element_size() + 4) // 8) * 8 for k in ks]
+    message = torch.full((sum(nbytes),), 7, dtype=torch.uint8)
+    return compress_topk_(gradients, residuals, ks, message.split(nbytes)).tolist(), message
 
 
 def expected(sums: list[Tensor], ks: list[int]) -> tuple[Tensor, list[Tensor]]:
@@ -99,14 +102,25 @@ def test_gradients_that_are_not_finite_are_zeros(dtype: torch.dtype) -> None:
     assert all(map(same_bits, residuals, left))
 
 
-def test_what_has_come_is_added_to_its_places() -> None:
-    sizes, ks = [1000, 5, 200], [300, 5, 1]
-    _, message = compressed([None] * 3, [drawn(n) for n in sizes], ks)
+@pytest.mark.parametrize("apart", [0, 8])
+@pytest.mark.parametrize("zero", [False, True])
+def test_what_has_come_is_added_to_its_places_rank_by_rank(zero: bool, apart: int) -> None:
+    """Three ranks, whose messages lie equally far apart, or not; several tiles, and more entries than one load has."""
+    sizes, ks = [1000, 5, 700, 200], [300, 5, 699, 1]
     targets, sums = ([drawn(n, seed=3) for n in sizes] for _ in range(2))
-    for one, n, k in zip(sums, sizes, ks, strict=True):
-        chosen = last_of_a_stable_sort(drawn(n), k)
-        one.numpy()[chosen] += drawn(n).numpy()[chosen] * np.float32(1 / 3)
-    add_topk_(targets, ks, message, 1 / 3)
+    if zero:
+        sums = [torch.zeros(n) for n in sizes]
+    sent: list[list[tuple[Tensor, int]]] = [[] for _ in sizes]
+    for rank in range(3):
+        _, message = compressed([None] * 4, [drawn(n, seed=rank) for n in sizes], ks)
+        where = rank * (len(message) + apart * rank)
+        room = ROOM[where : where + len(message)].copy_(message)
+        for own, k, part in zip(sent, ks, room.split([8 * k for k in ks]), strict=True):
+            own.append((part, k))
+        for one, n, k in zip(sums, sizes, ks, strict=True):
+            chosen = last_of_a_stable_sort(drawn(n, seed=rank), k)
+            one.numpy()[chosen] += drawn(n, seed=rank).numpy()[chosen] * np.float32(1 / 3)
+    add_topk_(targets, sent, 1 / 3, zero)
     assert all(map(same_bits, targets, sums))
 
 

@@ -10,19 +10,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import bucket, one_pass
+from resireduce.kernels.gpu import blocks, bucket, one_pass
 from resireduce.kernels.gpu.one_pass import EXACT
 
 BUCKET = {"table": "*i64", "spoilt": "*i32", "answers": "*i32", "counts": "*i32", "found": "*i32", "until": "*i32"}
 KEYS = BUCKET | {"like": "*fp32", "bits": "*i32", "indices": "*i32", "values": "*fp32", "scale": "fp32"}
 HALF_KEYS = KEYS | {"like": "*fp16", "bits": "*i16"}
 BRAIN_KEYS = HALF_KEYS | {"like": "*bf16"}
+SENT = KEYS | {"ranks": "i32", "apart": "i32"}
 SIZES = {"n": "i32", "width": "i32", "tensors": "i32", "chunks": "i32"}
 LOOK = {"TILE": bucket.TILE, "TILES": bucket.TILES}
 WHOLE = LOOK | {"BITS": 31}
 HALF = LOOK | {"BITS": 15}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
+BLOCKS = KEYS | {"scales": "*fp32", "codes": "*u8", "ranks": "i32", "distance": "i32"}
+HALF_BLOCKS = BLOCKS | {"like": "*fp16"}
+LEVELS = {"BLOCK": 256, "ROWS": 16}
 CROSSING = {"down": "*i32", "across": "*i32", "width": "i32"}
 NORM = {
     "sums": "*fp64",
@@ -50,9 +54,14 @@ KERNELS = {
     "write": (bucket._write_selected, KEYS, WHOLE | {"TAKE": True}),
     "write float16": (bucket._write_selected, HALF_KEYS, HALF | {"TAKE": True}),
     "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False}),
-    "add what was sent": (bucket._add_sent, KEYS, {"TILE": bucket.SENT_TILE}),
-    "add a crossing": (one_pass._add_crossing, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, TILED),
-    "cut a crossing": (one_pass._cut_crossing, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, TILED),
+    "add what was sent": (bucket._add_sent, SENT, {"ZERO": True, "RANKS": 8, "TILE": bucket.SENT_TILE}),
+    "add what one has sent": (bucket._add_sent, SENT, {"ZERO": False, "RANKS": 1, "TILE": bucket.SENT_TILE}),
+    "encode blocks of 8 bits": (blocks._encode_blocks, BLOCKS, LEVELS | {"BITS": 8, "TINY": one_pass.TINY}),
+    "encode blocks of 4 bits": (blocks._encode_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "TINY": one_pass.TINY}),
+    "add blocks of 8 bits": (blocks._add_blocks, BLOCKS, LEVELS | {"BITS": 8, "ZERO": True}),
+    "add blocks of 4 bits": (blocks._add_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "ZERO": False}),
+    "add a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, TILED | {"ADD": True}),
+    "cut a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, TILED | {"ADD": False}),
     "mean norm": (one_pass._mean_norm, NORM | {"flat": "*fp32"}, NORMED),
     "mean norm of bfloat16": (one_pass._mean_norm, NORM | {"flat": "*bf16"}, NORMED),
     "encode int8": (one_pass._encode, CODES | {"values": "*fp32"}, ENCODED | {"BITS": 8}),

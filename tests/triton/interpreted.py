@@ -17,7 +17,7 @@ from resireduce.core import feedback
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import ops
-from resireduce.kernels.gpu import bucket, one_pass, self_check
+from resireduce.kernels.gpu import blocks, bucket, one_pass, self_check
 from resireduce.kernels.gpu.one_pass import jit, tl
 from tests.triton.bucket import drawn, kinds
 from tests.worlds import residuals
@@ -81,14 +81,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "weighted": {"scheme": "w", "groups": GROUPED, "gradients": "kept"},
     "int4 in the host's memory": {"residual_dtype": "int4", "residual_device": "cpu"},
     "half precision": {"compressor": "fp16"},
+    "levels": {"compressor": "block4"},
 }
 TOP_K = {"_select", "add_topk_"}
 USED = {
     "float32": TOP_K,
-    "rows and columns": TOP_K | {"add_crossing_", "cut_crossing_into", "blank_spoilt_"},
+    "rows and columns": TOP_K | {"cross_", "blank_spoilt_"},
     "weighted": TOP_K | {"mean_norm", "blank_spoilt_"},
     "int4 in the host's memory": TOP_K | {"encode", "decode_add_", "blank_spoilt_"},
     "half precision": {"blank_spoilt_"},
+    "levels": {"blank_spoilt_", "compress_blocks_", "add_blocks_"},
 }
 """What of the library's kernels takes part."""
 
@@ -129,8 +131,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
     functions = [(bucket, name) for name in ("_select", "add_topk_", "blank_spoilt_")]
-    names = ("encode", "decode_add_", "add_crossing_", "cut_crossing_into", "mean_norm")
+    names = ("encode", "decode_add_", "cross_", "mean_norm")
     functions += [(one_pass, name) for name in names]
+    functions += [(blocks, name) for name in ("compress_blocks_", "add_blocks_")]
     for module, name in functions:
         right = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=right, n=name, **k: calls.add(n) or f(*a, **k))
@@ -173,10 +176,12 @@ PLACES = {
     "top-k of a bucket": "compress_topk_",
     "gradients that are not finite": "blank_spoilt_",
     "add what was sent": "add_topk_",
-    "rows and columns": "cut_crossing_into",
+    "rows and columns": "cross_",
     "mean of norms": "mean_norm",
     "8 bits": "encode",
     "4 bits": "decode_add_",
+    "levels of 8 bits": "compress_blocks_",
+    "levels of 4 bits": "add_blocks_",
 }
 
 
@@ -190,10 +195,13 @@ def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeyp
         written = {
             "select": [result],
             "mean of norms": [result],
-            "top-k of a bucket": others[2:],
+            "top-k of a bucket": others[2] if kernel == "top-k of a bucket" else (),
+            "rows and columns": others[2:],
             "8 bits": others[1:2],
             "add what was sent": first,
             "gradients that are not finite": first,
+            "levels of 8 bits": first[0] if kernel == "levels of 8 bits" else (),
+            "levels of 4 bits": first,
         }
         written.get(kernel, [first])[0].view(-1)[0] += 1
         return result

@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,16 @@ from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.gpu.stretch import GROUPS, LIMIT_SECONDS, Stretch, code_of, list_steps, read_files
+from benchmarks.doctor.gpu.stretch import (
+    GROUPS,
+    LIMIT_SECONDS,
+    MINUTES,
+    Step,
+    Stretch,
+    code_of,
+    list_steps,
+    read_files,
+)
 from benchmarks.launching.processes import Job, run_together
 from resireduce.errors import ConfigError, choose
 
@@ -123,7 +132,7 @@ def main(args: argparse.Namespace) -> int:
     groups = [choose("only", group, GROUPS) for group in args.only or GROUPS]
     steps = [step for step in list_steps(args.device, args.tiny) if step.group in groups]
     if args.dry_run:
-        print("\n".join(step.name for step in steps))
+        print("\n".join(listed(steps)))
         return 0
     device = find_device(args.device)
     # nvidia-h200; cpu-tiny for a trial run.
@@ -137,6 +146,15 @@ def main(args: argparse.Namespace) -> int:
             _say(f"  {name}: {record['reason']}")
     _say(f"{folder}: {len(stretch.records)} of {len(steps)} steps, {len(stretch.todo())} for the next stretch")
     return 0
+
+
+def listed(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield a line for each step, in order: about how many minutes it takes, and all until its end; then the sum."""
+    until = 0.0
+    for step in steps:
+        until += MINUTES[step.group]
+        yield f"{MINUTES[step.group]:4.1f} min, until {until:4.1f}  {step.name}"
+    yield f"{until:.0f} minutes on an H200, in stretches of {LIMIT_SECONDS / 60:.0f}; most valuable first"
 
 
 def find_device(device: str) -> dict[str, Any]:

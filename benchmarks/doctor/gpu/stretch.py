@@ -77,10 +77,20 @@ def make_cell(model: str, steps: int, setting: Setting, world_size: int = 1) -> 
 
 OUTPUT = "OUTPUT"
 """Placeholder in a command for the JSON file that it writes."""
-GROUPS = ("known", "contracts", "memory", "micro", "throughput", "kernels")
+GROUPS = ("known", "contracts", "kernels", "models", "peaks", "throughput", "micro", "memory")
 """All groups of steps, by importance; each writes one file."""
-MODULES = {"micro": "benchmarks.micro.micro_command", "kernels": "benchmarks.training.time_kernels"}
-"""Groups of one step, by the module to run: `python -m MODULE --device D --output FILE [--tiny]`."""
+MINUTES = {"known": 0.2, "contracts": 1.3, "kernels": 0.4, "models": 0.6, "peaks": 1.0, "throughput": 0.8}
+MINUTES |= {"micro": 0.3, "memory": 0.55}
+"""About how long a step of each group takes on an H200: as recorded there; those of models and peaks are guessed."""
+MODULES = {
+    "micro": "benchmarks.micro.micro_command",
+    "kernels": "benchmarks.training.time_kernels",
+    "models": "benchmarks.training.model_steps",
+    "peaks": "benchmarks.training.peaks",
+}
+"""Groups by the module to run: `python -m MODULE [MODEL] --device D --output FILE [--tiny]`."""
+TIMED_MODELS = ("resnet50", "bert-base", "bert-large", "gpt2-medium")
+"""Models whose gradients are compressed, beside no compression."""
 CASES = ("torch.topk", "GRACE's form", "topk, *", "dgc, baseline", "randomk, baseline", "fp16, baseline")
 MORE = {"micro": ["--sizes", *(str(mebi << 20) for mebi in (1, 25, 100)), "--cases", *CASES]}
 """Further arguments of a group at full size: a GPU does in a millisecond what a CPU does in a second."""
@@ -111,9 +121,10 @@ def list_steps(device: str, tiny: bool = False) -> list[Step]:
         command = ("benchmarks", "measure", *arguments, "--device", device, "--output", OUTPUT)
         return Step(name, group, command=command)
 
-    def module(group: str) -> Step:
+    def module(group: str, *model: str) -> Step:
         more = ["--tiny"] if tiny else MORE.get(group, [])
-        return Step(group, group, command=(MODULES[group], "--device", device, "--output", OUTPUT, *more))
+        command = (MODULES[group], *model, "--device", device, "--output", OUTPUT, *more)
+        return Step(".".join((group, *model)), group, command=command)
 
     # A file of tests each, so that the device state left by a failure does not affect the next.
     files = sorted((ROOT / CONTRACTS).glob("test_*.py"))[: 1 if tiny else None]
@@ -124,10 +135,12 @@ def list_steps(device: str, tiny: bool = False) -> list[Step]:
     for file in files:
         command = (*PYTEST, (CONTRACTS / file.name).as_posix())
         found.append(Step(f"contracts.{file.stem.removeprefix('test_')}", "contracts", command=command))
-    found += [*(Step(cell.name, "memory", cell=cell) for cell in cells), module("micro")]
+    found.append(module("kernels"))
+    found += [module("models", model) for model in ((TINY_MODEL,) if tiny else TIMED_MODELS)]
+    found += [module("peaks", model) for model in ((TINY_MODEL,) if tiny else MODELS)]
     for model in (TINY_MODEL,) if tiny else MODELS:
         found.append(measure(f"throughput.{model}", "throughput", "pace", "--models", model, *paced))
-    return [*found, module("kernels")]
+    return [*found, module("micro"), *(Step(cell.name, "memory", cell=cell) for cell in cells)]
 
 
 # --- one step ---

@@ -34,6 +34,14 @@ def example_loss(name: str, model: nn.Module, batch: int) -> Tensor:
     return task.loss(model, inputs)
 
 
+def sample_of(name: str, batch: int, device: torch.device) -> tuple[Task, Batch]:
+    """Return the task of the model called `name`, and a `batch` of its recipe's samples on `device`, with values."""
+    task, _ = _sample(name)
+    with torch.device("cpu"):
+        inputs = task.batch(torch.zeros(batch, dtype=torch.long))
+    return task, {key: one.to(device) for key, one in inputs.items()}
+
+
 @cache
 def _sample(name: str) -> tuple[Task, Batch]:
     workload = WORKLOADS[name]

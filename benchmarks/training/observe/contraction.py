@@ -39,8 +39,8 @@ class Contraction:
     def __init__(self, optimizer: DistributedOptimizer, steps: int):
         self.every = max(LEAST, steps // POINTS) | 1
         self._feedback = optimizer.feedback
-        self._queue = optimizer.queue
-        self._places = optimizer.feedback.residual, optimizer.feedback.communicator, optimizer.queue.world
+        self._queue = optimizer.parts["queue"]
+        self._places = optimizer.feedback.residual, optimizer.feedback.communicator, self._queue.world
         self._dense_bytes = sum(slot.nbytes for slot in optimizer.slots if slot.dense)
         self._points: list[dict[str, Any]] = []
         self.looks = False
@@ -50,7 +50,7 @@ class Contraction:
         residual, between, world = self._places
         self._feedback.residual = _Residuals(residual, self)  # type: ignore[assignment]
         self._feedback.communicator = _Communicator(between, self)  # type: ignore[assignment]
-        self._queue.world = _Communicator(world, self)  # type: ignore[assignment]
+        self._queue.world = _Communicator(world, self)
 
     def begin_step(self, step: int) -> None:
         """End the previous step, and look at step number `step`, counted from 0, if it is one of those."""

@@ -8,8 +8,10 @@ k-th largest and those equal to it, which gives the places where it writes those
 A histogram of eight bits costs a warp some 40 instructions for 32 elements; of eleven bits it would be some 500.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,18 +21,15 @@ from resireduce.kernels.gpu.one_pass import EXACT, jit, on_device, tl
 
 TILE, TILES = 4096, 2
 """Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
-SENT_TILE = 1024
-"""Elements of a message that a program adds to their places, a power of two."""
-DIGIT, BINS = 8, 256
-"""Bits that a launch settles, and how many values they have."""
-COLUMNS = 7
-"""How many numbers the table has for each tensor: the addresses of its residual and of its gradient (0: none), its
-elements, how many of them are selected, where its values and where its indices begin in the message, each counted in
-elements of their own dtype, and the number of its first chunk."""
+SENT_TILE = 4096
+"""Elements of a tensor to which a program adds what was sent, a power of two."""
+BINS = 256
+"""How many values the eight bits have that a launch settles."""
 Row = tuple[int, int, int, int, int, int]
-"""All but the last."""
-ALIGNMENT, INDEX_BYTES = 8, 4
-"""Bytes of which a tensor's part of a message is a multiple, and bytes of an index."""
+"""What the table has for each tensor: the addresses of its residual and of its gradient (0: none), its elements, how
+many of them are selected, and where its values and where its indices begin in the message, each counted in elements of
+their own dtype. A seventh column is the number of its first chunk."""
+INDEX_BYTES = 4
 
 
 @jit
@@ -228,30 +227,45 @@ def _write_selected(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _add_sent(table, values, indices, tensors, scale, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Add `scale` x each value to its place in its tensor, if it lies there."""
-    _, row, first = _chunk_of(table, tensors, TILE)
-    target, n, k = tl.load(row).to(values.dtype), tl.load(row + 2), tl.load(row + 3)
-    at = first + tl.arange(0, TILE)
-    place = tl.load(indices + tl.load(row + 5) + at, mask=at < k, other=-1).to(tl.int64)
-    here = (at < k) & (place >= 0) & (place < n)
-    added = tl.load(values + tl.load(row + 4) + at, mask=here, other=0.0) * scale
-    tl.store(target + place, tl.load(target + place, mask=here, other=0.0) + added, mask=here)
+def _add_sent(  # type: ignore[no-untyped-def]
+    table, values, indices, tensors, ranks, apart, scale, ZERO: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr
+):
+    """Add `scale` x what each of `ranks` has sent, one rank after the other, to the elements of this program's tile.
 
-
-@lru_cache(maxsize=512)
-def message_places(ks: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Return at which byte of a message the values, and the indices, of each tensor begin, and the message's bytes.
-
-    `Payload` lays them out so: values and int32 indices, those of the wider dtype first. ks: how many elements of each
-    tensor are sent. dtype: of the values.
+    values, indices: the first rank's message; that of each other begins `apart` numbers later. Indices ascend, so that
+    a tile's are found by halving, for all ranks side by side: RANKS is their number or more, a power of two. ZERO: the
+    elements are set to zeros before.
     """
-    places, end, width = [], 0, dtype.itemsize
-    for k in ks:
-        values_first = width >= INDEX_BYTES
-        places.append((end, end + width * k) if values_first else (end + INDEX_BYTES * k, end))
-        end += -(-(width + INDEX_BYTES) * k // ALIGNMENT) * ALIGNMENT
-    return tuple(places), end
+    PART: tl.constexpr = 256
+    _, row, first = _chunk_of(table, tensors, TILE)
+    target, n, k = tl.load(row).to(values.dtype), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    mine, own = values + tl.load(row + 4), indices + tl.load(row + 5)
+    end = tl.minimum(first + TILE, n)
+    if ZERO:
+        at = first + tl.arange(0, TILE)
+        tl.store(target + at, tl.zeros([TILE], tl.float32), mask=at < n)
+    lanes = tl.arange(0, RANKS)
+    theirs, begin, left = own + lanes.to(tl.int64) * apart, tl.zeros([RANKS], tl.int32), k
+    while left > 0:
+        half = (left + 1) // 2
+        before = tl.load(theirs + begin + half - 1, mask=(lanes < ranks) & (begin + half <= k), other=end) < first
+        begin += tl.where(before, half, 0)
+        left -= half
+    rank = 0
+    while rank < ranks:
+        tl.debug_barrier()  # what the rank before has added, or the zeros, are there
+        entry = tl.sum(tl.where(lanes == rank, begin, 0)) + tl.arange(0, PART)
+        last = first
+        while last < end:
+            place = tl.load(own + entry, mask=entry < k, other=end)
+            here = (place >= first) & (place < end)
+            added = tl.load(mine + entry, mask=here, other=0.0) * scale
+            tl.store(target + place, tl.load(target + place, mask=here, other=0.0) + added, mask=here)
+            entry += PART
+            last = tl.max(place)
+        mine += apart
+        own += apart
+        rank += 1
 
 
 def select(flat: Tensor, k: int) -> Tensor:
@@ -265,9 +279,9 @@ def select(flat: Tensor, k: int) -> Tensor:
 
 
 def compress_topk_(
-    gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], message: Tensor
+    gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], payloads: Sequence[Tensor]
 ) -> Tensor:
-    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `message` then holds.
+    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `payloads` then hold.
 
     Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places.
 
@@ -275,7 +289,8 @@ def compress_topk_(
         gradients: contiguous, like the residuals. None: nothing is added.
         residuals: contiguous, all of float32, float16 or bfloat16; without NaN, and not empty.
         ks: how many elements of each are sent: 1 to as many as it has.
-        message: receives what is sent: 1-D uint8, of as many bytes as `message_places` says.
+        payloads: receives what is sent of each: 1-D uint8, in memory of one message, values and int32 indices, those of
+            the wider dtype first, padded to 8 bytes.
 
     Returns:
         1 for each tensor whose gradient holds NaN or infinity, in place of which zeros have been added, and 0 for each
@@ -283,9 +298,13 @@ def compress_topk_(
 
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
-    like = message.view(residuals[0].dtype)
-    rows = _rows(residuals, gradients, ks, like)
-    return _select(rows, residuals[0], like, message.view(torch.int32), True)
+    message, width, rows = payloads[0], residuals[0].element_size(), []
+    begin = message.data_ptr()
+    for one, more, k, payload in zip(residuals, gradients, ks, payloads, strict=True):
+        start, other = payload.data_ptr() - begin, 0 if more is None else more.data_ptr()
+        values, indices = (start, start + width * k) if width == INDEX_BYTES else (start + INDEX_BYTES * k, start)
+        rows.append((one.data_ptr(), other, one.numel(), k, values // width, indices // INDEX_BYTES))
+    return _select(tuple(rows), residuals[0], message.view(residuals[0].dtype), message.view(torch.int32), True)
 
 
 def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
@@ -298,32 +317,59 @@ def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
     """
     first, number = gradients[0], len(gradients)
     rows = tuple((0, one.data_ptr(), one.numel(), 0, 0, 0) for one in gradients)
-    with on_device(first):
-        table, chunks = _table(rows, 2, TILE * TILES, *_where(first))
-        spoilt = torch.zeros(number, dtype=torch.int32, device=first.device)
-        for kernel in (_look_for_non_finite, _blank_spoilt):
-            kernel[(chunks,)](table, first, spoilt, number, TILE, TILES, **EXACT)
+    spoilt = torch.zeros(number, dtype=torch.int32, device=first.device)
+    for kernel in (_look_for_non_finite, _blank_spoilt):
+        launch(kernel, rows, TILE * TILES, first, first, spoilt, number, TILE, TILES)
     return spoilt
 
 
-def add_topk_(targets: Sequence[Tensor], ks: Sequence[int], message: Tensor, scale: float) -> None:
-    """Add `scale` x what `message` holds, as `compress_topk_` has left it, to its places in float32 `targets`.
+def add_topk_(
+    targets: Sequence[Tensor], sent: Sequence[Sequence[tuple[Tensor, int]]], scale: float, zero: bool
+) -> None:
+    """Add `scale` x what ranks have `sent` to its places in each of the float32 `targets`, one rank after the other.
 
-    ks: how many elements it has of each. A product is rounded before it is added.
+    A product is rounded before it is added. It takes one launch where all ranks have sent as much, and their messages
+    lie equally far apart; otherwise one for each tensor and rank.
+
+    sent: of each target, from every rank, values and their int32 indices, which ascend, as 1-D uint8, and how many.
+    zero: whether the targets are set to zeros before.
     """
-    values = message.view(torch.float32)
-    with on_device(message):
-        table, chunks = _table(_rows(targets, [None] * len(ks), ks, values), 3, SENT_TILE, *_where(message))
-        _add_sent[(chunks,)](table, values, message.view(torch.int32), len(ks), scale, SENT_TILE, **EXACT)
+    places = [[packed.data_ptr() for packed, _ in own] for own in sent]
+    first, counts, distance = sent[0][0][0], [[count for _, count in own] for own in sent], apart(places)
+    if distance is None or any(len({*own}) > 1 for own in counts):
+        for target, own in zip(targets, sent, strict=True):
+            for number, one in enumerate(own):
+                add_topk_([target], [[one]], scale, zero and not number)
+        return
+    ranks, width, rows = len(sent[0]), INDEX_BYTES, []
+    for target, (at, *_), (count, *_) in zip(targets, places, counts, strict=True):
+        value_at = (at - first.data_ptr()) // width
+        rows.append((target.data_ptr(), 0, target.numel(), count, value_at, value_at + count))
+    numbers = len(rows), ranks, distance // width, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
+    launch(_add_sent, rows, SENT_TILE, first, first.view(torch.float32), first.view(torch.int32), *numbers)
+
+
+def apart(places: Sequence[Sequence[int]]) -> int | None:
+    """Return how many bytes lie between what one rank has sent of a tensor and what the next has, by the `places` of
+    all ranks' for each tensor; 0 for a single rank, and None if it is not always as many."""
+    steps = {after - before for own in places for before, after in pairwise(own)} or {0}
+    return steps.pop() if len(steps) == 1 else None
+
+
+def launch(kernel: Any, rows: Iterable[Row], size: int, like: Tensor, *arguments: Any) -> None:
+    """Launch `kernel` with a table of `rows`, a program for each `size` elements of a tensor, on the GPU of `like`."""
+    with on_device(like):
+        table, chunks = _table(tuple(rows), size, *_where(like))
+        kernel[(chunks,)](table, *arguments, **EXACT)
 
 
 def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tensor, takes: bool) -> Tensor:
     """Launch the kernels for the tensors in `rows`, which are like `first`; return which gradients were not finite."""
     integer, bits = (torch.int32, 31) if first.element_size() == 4 else (torch.int16, 15)
-    tensors, digits, size = len(rows), (bits + 1) // DIGIT, TILE * TILES
+    tensors, digits, size = len(rows), (bits + 1) // 8, TILE * TILES
     device, raw = first.device, values.view(integer)
     with on_device(first):
-        table, chunks = _table(rows, 2, size, *_where(first))
+        table, chunks = _table(rows, size, *_where(first))
         state = torch.zeros(tensors * (digits * BINS + 1), dtype=torch.int32, device=device)
         counts, spoilt = state, state[tensors * digits * BINS :]
         answers = torch.empty(tensors, dtype=torch.int32, device=device)
@@ -340,30 +386,16 @@ def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tenso
     return answers
 
 
-def _rows(
-    residuals: Sequence[Tensor], gradients: Sequence[Tensor | None], ks: Sequence[int], values: Tensor
-) -> tuple[Row, ...]:
-    places, _ = message_places(tuple(ks), values.dtype)
-    width, pairs = values.element_size(), zip(residuals, gradients, ks, places, strict=True)
-    return tuple(
-        (one.data_ptr(), 0 if more is None else more.data_ptr(), one.numel(), k, at // width, index_at // INDEX_BYTES)
-        for one, more, k, (at, index_at) in pairs
-    )
-
-
 def _where(tensor: Tensor) -> tuple[torch.device, int]:
     """Return the device of `tensor` and the number of the current stream there."""
     return tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
 
 
 @lru_cache(maxsize=512)
-def _table(rows: tuple[Row, ...], counted: int, size: int, device: torch.device, stream: int) -> tuple[Tensor, int]:
-    """Return a table of the tensors in `rows` on `device`, and of which tensor each chunk is; and the number of chunks.
-
-    counted: which column says what is cut into chunks of `size`. It is kept for the next step, which often finds the
-    same addresses; for one `stream`, which has waited for the copy.
-    """
-    chunks = [max(1, -(-row[counted] // size)) for row in rows]
+def _table(rows: tuple[Row, ...], size: int, device: torch.device, stream: int) -> tuple[Tensor, int]:
+    """Return a table of the tensors in `rows` on `device`, and of which tensor each chunk of `size` is; and the number
+    of chunks. It is kept for the next step with these addresses, for one `stream`, which has waited for the copy."""
+    chunks = [max(1, -(-row[2] // size)) for row in rows]
     table = np.column_stack((np.array(rows, np.int64), np.cumsum([0, *chunks[:-1]])))
     owners = np.repeat(np.arange(len(rows)), chunks)
     made = torch.from_numpy(np.concatenate((table.reshape(-1), owners)))

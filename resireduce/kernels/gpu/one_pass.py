@@ -3,7 +3,6 @@
 The modules of the kernels can be imported, and read, without Triton.
 """
 
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_float
@@ -36,10 +35,7 @@ EXACT = {"num_warps": 8, "enable_fp_fusion": False}
 
 def jit(function: Callable[..., Any]) -> Any:
     """Return `function` as a kernel; as it is, where there is no Triton."""
-    if triton is None:
-        return function
-    given = [name for name in inspect.signature(function).parameters if name in SIZES]
-    return triton.jit(do_not_specialize=given)(function)
+    return function if triton is None else triton.jit(do_not_specialize=SIZES)(function)
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
@@ -130,44 +126,27 @@ def mean_norm(x: Tensor, phi: float, tile: int = NORM_TILE) -> Tensor:
 
 
 @jit
-def _add_crossing(matrix, down, across, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cross(matrix, down, across, values, width, n, ADD: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     row, at = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
     place = tl.load(down + row).to(tl.int64) * width + tl.load(across + at, mask=at < n, other=0)
-    value = tl.load(values + row.to(tl.int64) * n + at, mask=at < n, other=0.0)
-    value = value.to(matrix.dtype.element_ty).to(tl.float32)  # rounded before it is added, as in the plain form
-    held = tl.load(matrix + place, mask=at < n, other=0.0).to(tl.float32)
-    tl.store(matrix + place, (held + value).to(matrix.dtype.element_ty), mask=at < n)
+    held = tl.load(matrix + place, mask=at < n, other=0.0)
+    if ADD:
+        value = tl.load(values + row.to(tl.int64) * n + at, mask=at < n, other=0.0)
+        value = value.to(matrix.dtype.element_ty).to(tl.float32)  # rounded before it is added, as in the plain form
+        tl.store(matrix + place, (held.to(tl.float32) + value).to(matrix.dtype.element_ty), mask=at < n)
+    else:
+        tl.store(values + row.to(tl.int64) * n + at, held, mask=at < n)
 
 
-@jit
-def _cut_crossing(matrix, down, across, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, at = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
-    place = tl.load(down + row).to(tl.int64) * width + tl.load(across + at, mask=at < n, other=0)
-    tl.store(values + row.to(tl.int64) * n + at, tl.load(matrix + place, mask=at < n, other=0.0), mask=at < n)
+def cross_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, adds: bool) -> None:
+    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`; or copy into `values` what lies there.
 
-
-def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, tile: int = TILE) -> None:
-    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, in place; no index occurs twice.
-
-    All are contiguous; matrix and values are float32, float16 or bfloat16, the others int32. tile: columns of one
-    program, a power of two.
+    All are contiguous, and no index occurs twice. matrix and values are float32, float16 or bfloat16, of one dtype
+    unless it `adds`; the others int32.
     """
-    _go_through(_add_crossing, matrix, rows, columns, values, tile)
-
-
-def cut_crossing_into(values: Tensor, matrix: Tensor, rows: Tensor, columns: Tensor, tile: int = TILE) -> None:
-    """Copy into 2-D `values` what lies where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, which has their dtype.
-
-    All are contiguous; rows and columns are int32. tile: columns of one program, a power of two.
-    """
-    _go_through(_cut_crossing, matrix, rows, columns, values, tile)
-
-
-def _go_through(kernel, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, tile: int) -> None:  # type: ignore[no-untyped-def]
-    if values.numel():
-        height, n = values.shape
-        with on_device(matrix):
-            kernel[(height, -(-n // tile))](matrix, rows, columns, values, matrix.shape[1], n, tile, **EXACT)
+    height, n = values.shape
+    with on_device(matrix):
+        _cross[(height, -(-n // TILE))](matrix, rows, columns, values, matrix.shape[1], n, adds, TILE, **EXACT)
 
 
 # --- Codes of 8 and 4 bits with a scale for each block of 64: encoding, and decoding onto a gradient ---
@@ -220,12 +199,12 @@ def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int) -> Non
         _decode_add[(-(-n // TILE),)](target, codes, scales, n, bits, TILE, **EXACT)
 
 
-def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int, rows: int = ROWS) -> None:
+def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
     """Write `values` as `codes` of 8 or 4 `bits` and `scales`, in the form that `decode_add_` reads.
 
     values: contiguous, float32, float16 or bfloat16. drawn: float32, as many, on [0, 1): each value, in units of its
-    scale, is rounded up if its fraction and this number add up to 1 or more. rows: blocks of one program.
+    scale, is rounded up if its fraction and this number add up to 1 or more.
     """
     n = values.numel()
     with on_device(values):
-        _encode[(-(-n // (rows * BLOCK)),)](values, drawn, codes, scales, n, TINY, bits, rows, **EXACT)
+        _encode[(-(-n // (ROWS * BLOCK)),)](values, drawn, codes, scales, n, TINY, bits, ROWS, **EXACT)

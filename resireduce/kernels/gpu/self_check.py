@@ -1,12 +1,14 @@
 """Compares each kernel with the plain form in torch, on the device, for values of all kinds, many of them equal."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, message_places, select
-from resireduce.kernels.gpu.one_pass import BLOCK, add_crossing_, cut_crossing_into, decode_add_, encode, mean_norm
+from resireduce.kernels.gpu.blocks import add_blocks_, compress_blocks_
+from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, select
+from resireduce.kernels.gpu.one_pass import BLOCK, cross_, decode_add_, encode, mean_norm
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
@@ -59,15 +61,15 @@ def _compresses(flat: Tensor) -> bool:
     gradients: list[Tensor | None] = [one.flip(0) for one in sums]
     gradients[1], gradients[3] = None, torch.full_like(flat, torch.nan)
     residuals, ks = [one.clone() for one in sums], [one.numel() // 99 + 1 for one in sums]
-    places, nbytes = message_places(tuple(ks), flat.dtype)
-    message = torch.full((nbytes,), 7, dtype=torch.uint8, device=flat.device)
-    same = [compress_topk_(gradients, residuals, ks, message).tolist() == [0, 0, 0, 1, 0, 0]]
-    for one, more, k, left, (at, indices_at) in zip(sums, gradients, ks, residuals, places, strict=True):
+    sizes = [-(-(flat.itemsize + 4) * k // 8) * 8 for k in ks]
+    parts = torch.full((sum(sizes),), 7, dtype=torch.uint8, device=flat.device).split(sizes)
+    same = [compress_topk_(gradients, residuals, ks, parts).tolist() == [0, 0, 0, 1, 0, 0]]
+    for one, more, k, left, part in zip(sums, gradients, ks, residuals, parts, strict=True):
         whole = one if more is None or more.isnan().any() else one + more
         chosen = _largest(whole, k)
-        same.append(same_bits(message[at : at + k * flat.itemsize].view(flat.dtype), whole[chosen]))
-        same.append(torch.equal(message[indices_at : indices_at + 4 * k].view(torch.int32), chosen.int()))
-        same.append(same_bits(left, whole.index_fill(0, chosen, 0.0)))
+        pair = [whole[chosen].view(torch.uint8), chosen.int().view(torch.uint8)]
+        sent = torch.cat(pair if flat.itemsize == 4 else pair[::-1])
+        same += [torch.equal(part[: len(sent)], sent), same_bits(left, whole.index_fill(0, chosen, 0.0))]
     return all(same)
 
 
@@ -81,13 +83,21 @@ def _blanks(flat: Tensor) -> bool:
 
 
 def _adds_sent(flat: Tensor) -> bool:
-    values, scale = flat.float(), 1 / 3
-    indices = torch.arange(1, values.numel(), 3, device=flat.device)
-    packed = torch.cat((values[indices].view(torch.uint8), indices.to(torch.int32).view(torch.uint8)))
-    added, sums = torch.ones_like(values), torch.ones_like(values)
-    add_topk_([added], [indices.numel()], packed, scale)
-    sums[indices] += values[indices] * scale
-    return same_bits(added, sums)
+    """Return whether what three ranks sent of two tensors is added, one rank after the other, as by torch."""
+    values, scale, k = flat.float(), 1 / 3, flat.numel() // 3
+    messages, sums = [], [torch.zeros_like(values) for _ in range(2)]
+    for rank in range(3):
+        parts = []
+        for total in sums:
+            indices = torch.arange(rank, rank + 2 * k, 2, device=flat.device)
+            sent = values.roll(rank)[indices]
+            parts += [sent.view(torch.uint8), indices.to(torch.int32).view(torch.uint8)]
+            total[indices] += sent * scale
+        messages.append(torch.cat(parts))
+    rows = torch.stack(messages)
+    targets = [torch.full_like(values, 7.0) for _ in sums]
+    add_topk_(targets, [[(row[at : at + 8 * k], k) for row in rows] for at in (0, 8 * k)], scale, True)
+    return all(map(same_bits, targets, sums))
 
 
 def _weighs(flat: Tensor) -> bool:
@@ -102,27 +112,23 @@ def _crosses(flat: Tensor) -> bool:
     rows, columns = (torch.arange(1, size, 2, dtype=torch.int32, device=flat.device) for size in matrix.shape)
     crossing, added = matrix[1::2, 1::2].contiguous(), matrix.clone()
     values = torch.empty_like(crossing)
-    cut_crossing_into(values, matrix, rows, columns)
-    add_crossing_(added, rows, columns, values)
+    cross_(matrix, rows, columns, values, False)
+    cross_(added, rows, columns, values, True)
     sums = matrix.clone()
     sums[1::2, 1::2] += crossing
     return same_bits(values, crossing) and same_bits(added, sums)
 
 
-def _codes(bits: int) -> Callable[[Tensor], bool]:
-    def same(flat: Tensor) -> bool:
-        numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
-        drawn = sample(flat.device, torch.float32, numel).abs().remainder(1.0)
-        scales, codes = plain_codes(flat, drawn, bits)
-        made = torch.empty(blocks, dtype=torch.float32, device=flat.device)
-        size, kind = (numel, torch.int8) if bits == 8 else (-(-numel // 2), torch.uint8)
-        held = torch.empty(size, dtype=kind, device=flat.device)
-        encode(flat, drawn, held, made, bits)
-        added, values = flat.clone(), (codes * scales.repeat_interleave(BLOCK)[:numel]).to(flat.dtype)
-        decode_add_(added, held, made, bits)
-        return same_bits(made, scales) and same_bits(added, flat + values)
-
-    return same
+def _codes(bits: int, flat: Tensor) -> bool:
+    numel, device = flat.numel(), flat.device
+    drawn = sample(device, torch.float32, numel).abs().remainder(1.0)
+    scales, codes = plain_codes(flat, drawn, bits)
+    kind = torch.int8 if bits == 8 else torch.uint8
+    made, held = torch.empty_like(scales), torch.empty(-(-numel * bits // 8), dtype=kind, device=device)
+    encode(flat, drawn, held, made, bits)
+    added, values = flat.clone(), (codes * scales.repeat_interleave(BLOCK)[:numel]).to(flat.dtype)
+    decode_add_(added, held, made, bits)
+    return same_bits(made, scales) and same_bits(added, flat + values)
 
 
 def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -138,6 +144,26 @@ def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]
     return scales, codes.clamp(-largest, largest)
 
 
+def _levels(bits: int, flat: Tensor) -> bool:
+    """Return whether levels of 8 or 4 `bits` with a scale for each block leave, and add up to, what they should: two
+    tensors, of which two ranks send the same."""
+    numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
+    most = torch.tensor(2.0 ** (bits - 1) - 1, device=flat.device)
+    values = torch.nn.functional.pad(flat.float(), (0, -numel % BLOCK)).view(-1, BLOCK)
+    scales = values.abs().amax(1, keepdim=True)
+    levels = (values / scales.clamp(min=torch.finfo(torch.float32).tiny)).mul(most).round()
+    levels += 0.0  # no zero that is sent is negative
+    sent = (levels / most * scales).view(-1)[:numel].to(flat.dtype)
+    size = -(-(4 * blocks + bits * -(-numel // 8)) // 8) * 8
+    message = torch.zeros(2 * size, dtype=torch.uint8, device=flat.device)
+    left, added = [flat.clone(), flat.clone()], [torch.full_like(flat, 7.0) for _ in range(2)]
+    sums = [(left[0], None), (left[1], torch.zeros_like(flat))]
+    compress_blocks_(sums, message.split(size), BLOCK, bits)
+    add_blocks_(added, [[part, part] for part in message.split(size)], BLOCK, bits, 1.0, True)
+    same = same_bits(left[0], flat - sent) and same_bits(left[1], flat + 0.0 - sent)
+    return same and all(torch.equal(one, sent + sent) for one in added)
+
+
 CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "select": _selects,
     "top-k of a bucket": _compresses,
@@ -145,7 +171,9 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "add what was sent": _adds_sent,
     "rows and columns": _crosses,
     "mean of norms": _weighs,
-    "8 bits": _codes(8),
-    "4 bits": _codes(4),
+    "8 bits": partial(_codes, 8),
+    "4 bits": partial(_codes, 4),
+    "levels of 8 bits": partial(_levels, 8),
+    "levels of 4 bits": partial(_levels, 4),
 }
 """By kernel, whether it has the bits of plain torch for a 1-D sample."""

@@ -18,7 +18,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.item import STATES, Item, sums
 from resireduce.planning.memory import itemise_states, measure_states
-from resireduce.planning.optimizers import without_storage
+from resireduce.planning.models import without_storage
 from resireduce.scheme import COMPRESSORS, SCHEMES, load
 from tests.worlds import Net, seeded, sgd_for, train
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
+from benchmarks.core.registry import MODELS as BUILDERS
 from benchmarks.doctor.gpu import stretch as work
 from benchmarks.doctor.gpu.stretch import (
     GROUPS,
@@ -26,7 +28,10 @@ from benchmarks.doctor.gpu.stretch import (
     list_steps,
     memory_cells,
 )
+from benchmarks.training import peaks
 from resireduce.errors import ConfigError
+from resireduce.plan import plan
+from resireduce.scheme import load
 from tests.gpu_records import known_file, memory_file, save
 
 ROOT = Path(__file__).parents[3]
@@ -80,6 +85,18 @@ def test_the_steps_come_in_the_order_of_worth_and_every_model_setting_and_test_f
     assert {Path(step.command[-1]).name for step in steps if step.group == "contracts"} == files != set()
     timed = [step.command[step.command.index("--models") + 1] for step in steps if step.group == "throughput"]
     assert list(dict.fromkeys(timed)) == [*MODELS]
+    named = {group: [step.command[1] for step in steps if step.group == group] for group in ("models", "peaks")}
+    assert named == {"models": ["resnet50", "bert-base", "bert-large", "gpt2-medium"], "peaks": [*MODELS]}
+
+
+def test_the_list_has_minutes_and_all_but_the_cells_of_memory_fit_into_half_an_hour(capsys):
+    assert main(["measure", "gpu", "--everything", "--dry-run"]) == 0
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == [step.name for step in list_steps("cuda")]
+    until = dict(
+        zip([step.group for step in list_steps("cuda")], [float(line.split()[3]) for line in lines], strict=True)
+    )
+    assert until["micro"] < 28 < until["memory"] and total.startswith(f"{until['memory']:.0f} minutes on an H200")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +143,7 @@ def test_what_other_code_measured_stays_until_it_is_measured_anew(make_stretch):
     assert changed.todo() == STEPS[:1]
 
 
-def test_steps_for_which_no_time_is_left_are_named_and_done_in_the_next_stretch(make_stretch, capsys):
+def test_steps_for_which_no_time_is_left_are_named_and_done_in_the_next_stretch(make_stretch):
     stretch = make_stretch(seconds=MARGIN_SECONDS + 0.5)
     stretch.say = lambda line: time.sleep(0.6)
     stretch.run()
@@ -134,8 +151,6 @@ def test_steps_for_which_no_time_is_left_are_named_and_done_in_the_next_stretch(
     again = make_stretch()
     again.run()
     assert again.started == CELLS[1:] and saved(again)["not_run"] == {}
-    assert main(["measure", "gpu", "--everything", "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines() == [step.name for step in list_steps("cuda")]
 
 
 def test_a_command_leaves_its_file_its_reason_or_is_stopped(make_stretch, monkeypatch, tmp_path):
@@ -226,3 +241,23 @@ def test_the_whole_order_runs_on_a_cpu_with_few_packages(tmp_path):
     assert case["ranks"][0]["memory"]["total_bytes"] == case["planned"]["total"] > 0
     (tested,) = found["contracts"]["cases"]
     assert "1 passed" in tested["said"]
+
+
+def test_peaks_are_compared_with_the_plan_of_their_own_choice_and_batch(tmp_path, capsys):
+    """Bytes as planned, but of one row, as a stand-in for what a GPU's allocator held."""
+    rows = list(peaks.measured("resnet20", torch.device("cpu"), tiny=True))
+    assert {(row["batch"], row["held_bytes"]) for row in rows} == {(1, None)}, "a CPU has no such allocator"
+    found = plan(load(BUILDERS["resnet20"]), optimizer="sgd", optimizer_args={"fused": True}, world_size=1, batch=1)
+    planned = {row["choice"]: row for row in found["choices"]}
+    for row in rows:
+        key = "checkpointed_fullest_bytes" if row["checkpoint"] else "fullest_bytes"
+        row["held_bytes"] = round(planned[row["choice"]][key] / 1.04)
+    rows[-1]["held_bytes"] = round(rows[-1]["held_bytes"] / 1.04)
+    path = tmp_path / "peaks.json"
+    path.write_text(json.dumps({"cases": [{"result": {"rows": rows}}, {"result": None}]}))
+    assert peaks.compare(path) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert ["(+4.0%)" in line for line in lines] == [True] * (len(rows) - 1) + [False] and "(+8.2%)" in lines[-1]
+    assert last == f"1 of {len(rows)} rows are not within 5%"
+    path.write_text(json.dumps({"rows": rows[:-1]}))
+    assert peaks.compare(path) == 0

@@ -15,10 +15,11 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import PAPER, READMES, WORKLOADS, Schedule
 from benchmarks.training import pretrain
-from benchmarks.training.build import build, make_compressor, make_model, make_task, rank_seed
+from benchmarks.training.build import build, make_density, make_model, make_task, rank_seed
 from benchmarks.training.optimizers import BertAdam, make_optimizer
 from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC
+from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 from tests.prepared import save_cifar, save_prepared, save_wikitext
@@ -96,12 +97,12 @@ def test_what_a_cell_cannot_have_of_its_own_is_refused(field, value, allowed):
 
 def test_dgc_warms_its_density_up_by_epochs():
     steps = schedule("resnet110").steps_per_epoch
-    compressor = make_compressor(small("resnet110", compressor="dgc", density=0.001), schedule("resnet110"))
-    assert isinstance(compressor, DGC)
-    found = [compressor.density_at(step) for step in (0, steps - 1, steps, 4 * steps, 5 * steps)]
-    assert found == [0.25, 0.25, 0.0625, 0.001, 0.001]
-    other = make_compressor(small("resnet50", compressor="dgc"), schedule("resnet50"))
-    assert other.density_at(0) == 0.01
+    cell = small("resnet110", compressor="dgc", density=0.01)
+    density = make_density(cell, schedule("resnet110"), DGC(0.01))
+    found = [density(step) for step in (0, steps - 1, steps, 2 * steps, 3 * steps, 4 * steps, 5 * steps)]
+    assert found == [0.25, 0.25, 0.0625, 0.015625, 0.01, 0.01, 0.01]
+    assert make_density(cell, schedule("resnet110"), TopK(0.01)) == 0.01
+    assert make_density(small("resnet50", compressor="dgc"), schedule("resnet50"), DGC(0.01)) == 0.01
 
 
 # Prepared data

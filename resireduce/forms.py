@@ -1,0 +1,247 @@
+"""The parts of a step as options ask for them; those of a plain step are in `core/step.py` and `core/update.py`."""
+
+import math
+import os
+import weakref
+from collections.abc import Container, Iterable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from resireduce.comm.local import LocalCommunicator
+from resireduce.comm.nodes import Levels
+from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, separate
+from resireduce.core.feedback import ErrorFeedback
+from resireduce.core.messages import Message
+from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, Unscaled
+from resireduce.core.update import Updater, can_be_sliced, is_separable, largest_layer
+from resireduce.errors import NonFiniteGradient, UsageError, warn
+from resireduce.node import ByNodes
+from resireduce.settings import Settings
+from resireduce.watchers import Drift, refuse_fork
+
+# --- What becomes of gradients: kept until `step()`, or their averages used in the backward pass ---
+
+
+class Kept(Streamed):
+    """This rank's own gradients stay in `.grad` until `step()`, which takes all of them; averages replace them there.
+
+    Each rank's whole gradient is first limited to the norm `largest`, unless that is None. `others` are parameters of
+    the model that somebody else updates; they are held weakly.
+    """
+
+    hides = False
+
+    def __init__(self, scaling: Unscaled, largest: float | None, others: Iterable[Tensor]):
+        super().__init__(scaling, math.inf)
+        self._largest, self._others = largest, [weakref.ref(other) for other in others]
+        self._is_prepared = False
+
+    def owned(self, grad: Tensor, slot: Slot) -> Tensor:
+        """Return `grad`, unscaled: a copy, if it was put there by hand."""
+        return grad if self._is_prepared else self.scaling.unscale_(slot.own(grad))
+
+    def took(self, slot: Slot) -> None:
+        """Leave the gradient in `.grad`."""
+
+    def pending(self, exchange: Exchange) -> list[Slot]:
+        """Return the slots with a gradient, unscaled and clipped: last first. Skipped, if that of a rank overflowed."""
+        separate(exchange.slots, [other for ref in self._others if (other := ref()) is not None])
+        pending = [slot for slot in reversed(exchange.slots) if slot.parameter.grad is not None]
+        if self._largest is None and not self.scaling.skips:
+            return pending
+        norms = {}
+        self._is_prepared = False
+        for slot in pending:
+            grad = exchange.gradient_of(slot)
+            try:
+                exchange.feedback.finiteness.check_(grad, slot.name)
+                norms[slot] = torch.linalg.vector_norm(grad)
+            except NonFiniteGradient as error:
+                exchange.drop(slot, error, Stage.DROPPED)
+        if self._largest is not None:
+            _, factor = clip_factor(list(reversed(norms.values())), self._largest)
+            scale_(norms, factor)
+        self._is_prepared = True
+        if self.scaling.skips:  # no message is under way yet, so all ranks ask at the same point
+            world = exchange.queue.world
+            count = torch.tensor([int(exchange.is_spoilt())], device=world.control_device)
+            if world.all_reduce(count, "resireduce.overflow").wait():
+                raise Skipped
+        return [*norms]
+
+    def free(self, used: Sequence[Slot]) -> None:
+        """Leave averages in `.grad`."""
+
+
+class Early(Streamed):
+    """Averages are used within the backward pass, once payloads take more bytes than a chunk; guards stand after it."""
+
+    hides, updates_early = False, True
+
+    def __init__(self, scaling: Unscaled, chunk_bytes: float, optimizer: torch.optim.Optimizer, slots: Sequence[Slot]):
+        super().__init__(scaling, chunk_bytes)
+        self._optimizer, self._slots = optimizer, slots
+        self._bytes = 0  # of dense payloads between their arrival and their update
+
+    def took(self, slot: Slot) -> None:
+        """Clear `.grad`, for the average."""
+        slot.parameter.grad = None
+
+    def use_early(self, slot: Slot, updater: Updater) -> None:
+        """Update by averages once payloads exceed a chunk; that of `slot` has just come."""
+        self._bytes += slot.nbytes
+        while self._bytes > self.chunk_bytes and (bucket := updater.queue.under_way.oldest):
+            for one in bucket.slots:  # of an earlier pass
+                if one.stage is Stage.GUARDED:
+                    one.uncover()
+            slots = updater.queue.receive()
+            updater.note(slots)
+            updater.update_some()
+            self._bytes -= sum(slot.nbytes for slot in slots)
+
+    def after_backward(self) -> None:
+        """Guard all that has been taken."""
+        for slot in self._slots:
+            if slot.stage is Stage.TAKEN:
+                slot.hide()
+
+    def before_step(self) -> None:
+        """Raise UsageError if what runs before the step of the optimizer has missed updates."""
+        self._bytes = 0
+        if not can_be_sliced(self._optimizer):
+            raise UsageError(
+                "a hook before the step was registered, or another function put in the place of the optimizer's step, "
+                "which would not see what update='in_backward' has used before: do that before "
+                "resireduce.distribute(...), with update='in_step'"
+            )
+
+    def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
+        """Return the gradients in `.grad` that are this rank's own until `step()` averages them, with parameters."""
+        held = [(slot, grad) for slot in self._slots if (grad := slot.parameter.grad) is not None]
+        return [(slot.parameter, grad) for slot, grad in held if slot not in updating]
+
+
+# --- Updates that wait for all averages: with a limit on their norm, or a GradScaler and streamed gradients ---
+
+
+class MeasuringUpdater(Updater):
+    """Updates nothing before all averages have been received, and their norm is known to be finite, or is limited.
+
+    Until then averages that will be used in chunks are freed again; their messages are kept, and decompressed a second
+    time. `largest`: what the global norm is limited to; None: it is not.
+    """
+
+    largest: float | None = None
+
+    def restart(self) -> None:
+        """Forget what an unfinished step has brought."""
+        super().restart()
+        self._norms: dict[Slot, Tensor] = {}
+
+    def note(self, slots: Sequence[Slot]) -> None:
+        """Note the norms of the averages of `slots`, which have come."""
+        self._norms.update((slot, torch.linalg.vector_norm(slot.parameter.grad)) for slot in slots)
+        if self.room == math.inf:
+            super().note(slots)
+        else:
+            self.lifetime.free(slots)
+
+    def use(self) -> None:
+        """Use the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
+        norms = dict(sorted(self._norms.items(), key=lambda item: item[0].index))
+        if self.largest is not None:
+            self.grad_norm, factor = clip_factor([*norms.values()], self.largest)
+        for bucket in {self.queue.bucket_of[slot]: None for slot in norms}:
+            slots = [slot for slot in bucket.slots if slot in norms]
+            if self.room < math.inf:
+                self.make_room(slots)
+                self.queue.deliver(slots)
+                self._updating += slots
+            if self.largest not in (None, math.inf):
+                scale_(slots, factor)
+            bucket.message = None
+
+    def skip(self) -> None:
+        """Note that the norm of a step that is skipped is infinite."""
+        if self.largest is not None:
+            self.grad_norm = torch.tensor(math.inf, device="cpu")
+
+
+# --- A loss that is scaled ---
+
+
+class Scaling(Unscaled):
+    """Gradients are divided by the scale of a GradScaler, and a step in which one of any rank overflows is skipped.
+
+    Of streamed gradients a copy of what is sent is kept, and put back into residuals by such a step.
+    """
+
+    skips = True
+
+    def __init__(self, settings: Settings, feedback: ErrorFeedback):
+        self._settings, self._feedback = settings, feedback
+
+    def unscale_(self, grad: Tensor) -> Tensor:
+        """Divide `grad` by the scale of the loss, in place, and return it."""
+        return grad.mul_(self._settings.scaler.inverse_scale())  # type: ignore[union-attr]
+
+    def remember(self, bucket: Bucket, refused: Container[str] = ()) -> None:
+        """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
+        message = bucket.message
+        if not self._settings.streamed or not isinstance(message, Message):
+            return
+        for slot, payload in zip(bucket.slots, message.payloads, strict=True):
+            if slot.is_taken and slot.name not in refused and self._feedback.leaves_residual(slot.name):
+                slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
+
+    def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:
+        """Put back what was sent of the slots `arrived`, and raise Skipped."""
+        for slot in arrived:
+            if slot.sent is not None:
+                sent = self._feedback.compressor_of(slot.name).decompress(slot.sent)
+                self._feedback.add_to_residual(sent, slot.name, step + 1)
+        self._feedback.end_step(step + 1)  # another number: what was drawn for this step is drawn again
+        raise Skipped
+
+
+# --- The parts put together ---
+
+
+def build_exchange(
+    optimizer: torch.optim.Optimizer,
+    slots: list[Slot],
+    feedback: ErrorFeedback,
+    settings: Settings,
+    levels: Levels,
+    others: Iterable[Tensor],
+) -> Exchange:
+    """Return what takes the steps of `slots` as `settings` say, over the ranks of `levels`, for `optimizer`; `others`
+    are parameters of the model that it does not update."""
+    nbytes, largest, world = sum(slot.nbytes for slot in slots), largest_layer(slots), levels.world
+    if settings.streamed and not is_separable(optimizer):
+        name = type(optimizer).__name__
+        warn(
+            f"{name} is not known to update each parameter by itself, so all averages, {nbytes / 2**20:,.1f} MiB, are "
+            "held at once for its step(). If it does, say so by a class attribute step_is_separable = True in "
+            f"{name}"
+        )
+    scaling = Unscaled() if settings.scaler is None else Scaling(settings, feedback)
+    if not settings.streamed:
+        lifetime: Streamed = Kept(scaling, settings.max_local_grad_norm, others)
+    elif settings.in_backward:
+        lifetime = Early(scaling, largest, optimizer, slots)
+    else:
+        lifetime = Streamed(scaling, largest)
+    held = largest if settings.streamed else nbytes
+    route = Flat(feedback) if levels.node is None else ByNodes(slots, feedback, levels.node, held)
+    queue = LaunchQueue(slots, world, route, scaling, settings.merge)
+    if world.world_size > 1 and not settings.in_backward:  # which updates some before the others are sent
+        queue.comparisons.append(Drift(slot.parameter for slot in slots))
+    updater = Updater(optimizer, queue, lifetime)
+    if settings.max_grad_norm is not None or (settings.streamed and scaling.skips):
+        updater = MeasuringUpdater(optimizer, queue, lifetime)
+        updater.largest = settings.max_grad_norm
+    is_alone = isinstance(world, LocalCommunicator)  # and may be forked
+    return Exchange(queue, updater, lifetime, bool if is_alone else partial(refuse_fork, os.getpid()))

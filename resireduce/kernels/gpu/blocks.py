@@ -1,0 +1,145 @@
+"""Every element of the tensors of a bucket as the nearest of few levels, whose blocks have a scale each: `block8` and
+`block4`. One launch makes what is sent of all tensors, and one adds what all ranks have sent."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.kernels.gpu.bucket import _chunk_of, apart, launch
+from resireduce.kernels.gpu.one_pass import TINY, inverse, jit, times, tl
+
+ELEMENTS = 4096
+"""Elements that a program processes, a power of two."""
+BYTE, WIDTH = 8, 4
+"""Elements whose bits are a byte of a plane, and bytes of a scale."""
+
+
+@jit
+def _encode_blocks(  # type: ignore[no-untyped-def]
+    table, like, scales, codes, tensors, TINY: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """Form sums, write their scales and levels, and leave in their places what rounding takes away.
+
+    like: a pointer to the tensors' dtype. scales, codes: where the message begins.
+    """
+    MOST: tl.constexpr = 127 if BITS == 8 else 7
+    _, row, first = _chunk_of(table, tensors, BLOCK * ROWS)
+    dense, added, n = tl.load(row).to(like.dtype), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
+    at = first + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    total = tl.load(dense + at, mask=at < n, other=0.0)
+    if added != 0:
+        more = tl.load(added.to(like.dtype) + at, mask=at < n, other=0.0)
+        total = (total.to(tl.float32) + more.to(tl.float32)).to(total.dtype)
+    wide = total.to(tl.float32)
+    scale = tl.max(tl.abs(wide), 1)
+    block = first // BLOCK + tl.arange(0, ROWS)
+    tl.store(scales + tl.load(row + 4) + block, scale, mask=block * BLOCK < n)
+    level = times(wide, inverse(tl.maximum(scale, TINY))[:, None]) * MOST
+    level = (level + 12582912.0) - 12582912.0  # to the nearest whole number, of two the even one
+    sent = (times(level, 1.0 / MOST) * scale[:, None]).to(total.dtype).to(tl.float32)
+    tl.store(dense + at, (wide - sent).to(total.dtype), mask=at < n)
+    code = tl.where(at < n, level.to(tl.int32) + MOST, 0)
+    to = codes + tl.load(row + 5)
+    if BITS == 8:
+        tl.store(to + at, code.to(tl.uint8), mask=at < n)
+    else:
+        eights = tl.reshape(code, [ROWS * BLOCK // 8, 8])
+        octet = first // 8 + tl.arange(0, ROWS * BLOCK // 8)
+        for place in tl.static_range(BITS):
+            bits = tl.sum(((eights >> place) & 1) << tl.arange(0, 8)[None, :], 1)
+            tl.store(to + tl.load(row + 3) * place + octet, bits.to(tl.uint8), mask=octet * 8 < n)
+
+
+@jit
+def _add_blocks(  # type: ignore[no-untyped-def]
+    table,
+    like,
+    scales,
+    codes,
+    tensors,
+    ranks,
+    distance,
+    scale,
+    ZERO: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Add `scale` x what each of `ranks` has sent, whose messages begin `distance` bytes after one another."""
+    MOST: tl.constexpr = 127 if BITS == 8 else 7
+    _, row, first = _chunk_of(table, tensors, BLOCK * ROWS)
+    target, n = tl.load(row).to(like.dtype), tl.load(row + 2).to(tl.int32)
+    at = first + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    block = first // BLOCK + tl.arange(0, ROWS)
+    total = tl.load(target + at, mask=(at < n) & (not ZERO), other=0.0)
+    from_scales, from_codes = scales + tl.load(row + 4), codes + tl.load(row + 5)
+    rank = 0
+    while rank < ranks:
+        if BITS == 8:
+            code = tl.load(from_codes + at, mask=at < n, other=0).to(tl.int32)
+        else:
+            code = tl.zeros([ROWS, BLOCK], tl.int32)
+            for place in tl.static_range(BITS):
+                bits = tl.load(from_codes + tl.load(row + 3) * place + at // 8, mask=at < n, other=0).to(tl.int32)
+                code |= ((bits >> (at % 8)) & 1) << place
+        held = tl.load(from_scales + block, mask=block * BLOCK < n, other=0.0)
+        value = (times((code - MOST).to(tl.float32), 1.0 / MOST) * held[:, None]).to(total.dtype)
+        # As torch adds a multiple: rounded once, which float64 does but where its own rounding meets the middle.
+        total = (total.to(tl.float64) + value.to(tl.float64) * scale).to(tl.float32).to(total.dtype)
+        from_scales += distance // 4
+        from_codes += distance
+        rank += 1
+    tl.store(target + at, total, mask=at < n)
+
+
+def compress_blocks_(
+    sums: Sequence[tuple[Tensor, Tensor | None]], payloads: Sequence[Tensor], block: int, bits: int
+) -> None:
+    """Add the second of each of `sums` to the first, write what is sent of it, and leave there what is not.
+
+    Args:
+        sums: contiguous float32, float16 or bfloat16, finite and not empty; None: nothing is added.
+        payloads: receives what is sent of each: 1-D uint8, scales in float32 and then levels, in memory of one message.
+            Levels are bytes or, of 4 bits, planes of bits as `pack_codes` makes them. What pads it is left as it is.
+        block, bits: elements that share a scale, a power of two up to ELEMENTS, and the bits of a level, 8 or 4.
+    """
+    message, rows = payloads[0], []
+    for (one, more), payload in zip(sums, payloads, strict=True):
+        other = 0 if more is None else more.data_ptr()
+        rows.append((one.data_ptr(), other, *_places(one.numel(), payload, message, block)))
+    sizes = len(rows), TINY, bits, block, ELEMENTS // block
+    launch(_encode_blocks, rows, ELEMENTS, message, sums[0][0], _scales(message), message, *sizes)
+
+
+def _places(n: int, payload: Tensor, message: Tensor, block: int) -> tuple[int, int, int, int]:
+    """Return elements, bytes of a plane, and where scales (in numbers) and levels of a `payload` begin, counted from
+    the beginning of `message`."""
+    at = payload.data_ptr() - message.data_ptr()
+    return n, -(-n // BYTE), at // WIDTH, at + WIDTH * -(-n // block)
+
+
+def _scales(message: Tensor) -> Tensor:
+    return message[: len(message) // WIDTH * WIDTH].view(torch.float32)
+
+
+def add_blocks_(
+    targets: Sequence[Tensor], sent: Sequence[Sequence[Tensor]], block: int, bits: int, scale: float, zero: bool
+) -> None:
+    """Add `scale` x what ranks have `sent`, as `compress_blocks_` writes it, to each of the `targets`, rank by rank.
+
+    targets: contiguous float32, float16 or bfloat16. sent: of each target, the payload of every rank: 1-D uint8, scales
+    and then levels. It takes one launch where the payloads of all ranks lie equally far apart; otherwise one for each
+    tensor and rank. zero: whether targets are set to zeros before.
+    """
+    distance = apart([[one.data_ptr() for one in own] for own in sent])
+    if distance is None:
+        for target, own in zip(targets, sent, strict=True):
+            for number, one in enumerate(own):
+                add_blocks_([target], [[one]], block, bits, scale, zero and not number)
+        return
+    first = sent[0][0]
+    pairs = zip(targets, sent, strict=True)
+    rows = [(to.data_ptr(), 0, *_places(to.numel(), payload, first, block)) for to, (payload, *_) in pairs]
+    sizes = len(rows), len(sent[0]), distance, scale, zero, bits, block, ELEMENTS // block
+    launch(_add_blocks, rows, ELEMENTS, first, targets[0], _scales(first), first, *sizes)
