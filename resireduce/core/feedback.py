@@ -144,7 +144,7 @@ class CompressorStates:
     def __init__(self, compressor: Compressor):
         self._compressor = compressor
         self.held: dict[str, State] = {}
-        """Those of the last step that was taken, of tensors that have one."""
+        """The states as the last step that was taken left them, by tensor; a tensor without a state is not in it."""
         self._working: dict[str, State] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
