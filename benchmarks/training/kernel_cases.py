@@ -29,7 +29,7 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
     numel, k = source.numel(), max(1, int(DENSITY * source.numel()))
     indices = by_keys(source, k)
     return {
-        f"select, density {DENSITY:g}": (lambda x: (by_keys(x, k),), lambda x: (bucket.select(x, k),)),
+        f"select, density {DENSITY:g}": (lambda x: (by_keys(x, k),), lambda x: (*bucket.select([x], [k]),)),
         f"top-k of a bucket, density {DENSITY:g}": (_of_bucket_plainly, _of_bucket),
         **(_added(indices) if source.dtype == torch.float32 else {}),
         **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
@@ -47,13 +47,14 @@ def _of_bucket(x: Tensor) -> tuple[Tensor, ...]:
     gradients, residuals = _parts(x)
     ks = [max(1, int(DENSITY * one.numel())) for one in gradients]
     message, parts = unfilled([((x.dtype, k), (torch.int32, k)) for k in ks], x.device)
-    bucket.compress_topk_(gradients, residuals, ks, parts)
+    bucket.compress_topk_([*zip(residuals, gradients, strict=True)], ks, parts, gradients)
     return message, x
 
 
 def _of_bucket_plainly(x: Tensor) -> tuple[Tensor, ...]:
     """Do so by plain torch."""
-    message, _, _ = TopK(DENSITY).take_from_sums_(*reversed(_parts(x)))
+    gradients, residuals = _parts(x)
+    message, *_ = TopK(DENSITY).take_from_sums_([*zip(residuals, gradients, strict=True)], gradients)
     return message, x
 
 

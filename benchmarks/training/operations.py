@@ -38,9 +38,12 @@ RANKS = 2
 STEPS = 4
 """The last is counted: buckets are in their final order, and ranks no longer compare parameters."""
 KERNELS = {
-    bucket: ("_look_for_non_finite", "_blank_spoilt", "_histogram", "_count_selected", "_write_selected", "_add_sent"),
+    bucket: (
+        *("_look_for_non_finite", "_blank_spoilt", "_histogram", "_count_selected", "_write_selected", "_add_sent"),
+        *("_sum_chunks", "_fold"),
+    ),
     blocks: ("_encode_blocks", "_add_blocks"),
-    one_pass: ("_mean_norm", "_cross", "_decode_add", "_encode"),
+    one_pass: ("_cross", "_decode_add", "_encode"),
 }
 """All kernels that are launched, by their modules."""
 NO_LAUNCH = {f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "promote_types")}

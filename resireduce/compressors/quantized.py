@@ -66,8 +66,7 @@ class Fp16(Inexact):
         if any(type(one.residual).update is not NoResidual.update for one in sums):
             _add_each_(dense, halves, -1.0)
         payloads = [Payload.pack(half.view(-1), like=one) for half, one in zip(halves, dense, strict=True)]
-        for one, payload, left in zip(sums, payloads, dense, strict=True):
-            one.keep_rest_(payload, left)
+        sums[0].feedback.keep_rests_(sums, payloads, dense)
         return Summed([one.name for one in sums], self, payloads, buffer)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
@@ -138,8 +137,7 @@ class Block8(Inexact):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
         del added  # an update may free it before it stores anew
-        for one, payload, left in zip(sums, payloads, dense, strict=True):
-            one.keep_rest_(payload, left)
+        sums[0].feedback.keep_rests_(sums, payloads, dense)
         return Message([one.name for one in sums], self, payloads, buffer)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:

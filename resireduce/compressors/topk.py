@@ -95,32 +95,33 @@ class TopK(Selecting, SparseCompressor):
             return super().send(sums, finiteness)
         gradients = [one.gradient for one in sums if one.gradient is not None]
         looks = len(gradients) == len(sums) and self._in_kernels(gradients)
-        finiteness.look_later_([one for one in sums if not (looks and one.is_added)])
-        dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
-        buffer, payloads, spoilt = self.take_from_sums_(dense, added)
-        names = [one.name for one in sums]
+        finiteness.look_later_([one for one in sums if not (looks and one.is_addition)])
+        checked = [one.gradient if looks and one.is_addition else None for one in sums]
+        pairs = [one.addends_() for one in sums]
+        names, rests = [one.name for one in sums], [dense for dense, _ in pairs]
+        buffer, payloads, spoilt, norms = self.take_from_sums_(pairs, checked, any(one.residual.weighs for one in sums))
         if spoilt is not None:
             finiteness.note(names, spoilt)
-        del added  # an update may free it before it stores anew
-        for one, payload, left in zip(sums, payloads, dense, strict=True):
-            one.keep_rest_(payload, left)
+        del pairs, checked  # an update may free what was added before it stores anew
+        sums[0].feedback.keep_rests_(sums, payloads, rests, norms)
         return Message(names, self, payloads, buffer)
 
     def _in_kernels(self, tensors: Sequence[Tensor]) -> bool:
         return not self.half and in_one_launch(tensors)
 
     def take_from_sums_(
-        self, dense: Sequence[Tensor], added: Sequence[Tensor | None]
-    ) -> tuple[Tensor, list[Payload], Tensor | None]:
-        """Add to each of `dense` what is to be `added`, and take out the largest magnitudes.
+        self, pairs: Sequence[tuple[Tensor, Tensor | None]], checked: Sequence[Tensor | None], weighs: bool = False
+    ) -> tuple[Tensor, list[Payload], Tensor | None, Sequence[Tensor]]:
+        """Add the second of each of the `pairs` to the first, and take out the largest magnitudes.
 
         For float32 on a CPU one call of compiled code does all, and reads each element once. On a GPU the number of
-        launches does not depend on how many there are.
+        launches does not depend on how many there are; NaN and infinity in what is `checked` count as zeros there.
 
         Returns:
-            the buffer that holds all payloads, 1-D; the payloads; and None or, on a GPU, 1 for each tensor to which
-            zeros were added, in place of NaN or infinity, and 0 for each other.
+            the buffer that holds all payloads, 1-D; the payloads; and, on a GPU, 1 for each pair of which a tensor
+            counts as zeros, and 0 for each other, and with `weighs` what `sum_chunks` returns of the first tensors.
         """
+        dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]
         layouts = [self._layout(one, k) for one, k in zip(dense, ks, strict=True)]
         buffer, parts = unfilled(layouts, dense[0].device)
@@ -130,13 +131,14 @@ class TopK(Selecting, SparseCompressor):
         if self._in_kernels(dense):
             from resireduce.kernels.gpu import bucket
 
-            return buffer, payloads, bucket.compress_topk_(added, dense, ks, parts)
+            room, norms = bucket.room_for_norms(dense) if weighs else (None, ())
+            return buffer, payloads, bucket.compress_topk_(pairs, ks, parts, checked, room), norms
         if self.half or not largest_each([*zip(dense, ks, added, parts, strict=True)]):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
-        return buffer, payloads, None
+        return buffer, payloads, None, ()
 
     def _layout(self, dense: Tensor, k: int) -> tuple[tuple[torch.dtype, int], ...]:
         index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64

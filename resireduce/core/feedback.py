@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache, wraps
+from itertools import zip_longest
 from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from resireduce.compressors.base import Compressor, MomentumCorrection, NoCompre
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
-from resireduce.residuals.base import Residuals
+from resireduce.residuals.base import Residual, Residuals, Rest
 from resireduce.resume import check_place, check_state, origin
 
 # --- Arithmetic that an autocast around `backward()` or `step()` does not change ---
@@ -88,16 +89,16 @@ class Finiteness:
             norms = torch.stack(private.norm_of_each(there, torch.inf))
         else:
             norms = torch.linalg.vector_norm(there[0], torch.inf).view(1)
-        spoilt = (norms < torch.inf).logical_not()  # NaN is not less either
+        spoilt = norms - norms  # 0, or NaN where a norm is infinite or NaN
         self.note(names, spoilt)
         if packed is not None:
             packed.masked_fill_(spoilt.any(), 0.0)
             return
-        for grad, is_spoilt in zip(there, spoilt, strict=True):
+        for grad, is_spoilt in zip(there, spoilt.isnan(), strict=True):
             grad.masked_fill_(is_spoilt, 0.0)
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
-        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0.
+        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 0 elsewhere.
         Where each is checked when it comes, all were finite, and nobody asks later."""
         if not self.at_once:
             self._noted.append((names, spoilt))
@@ -223,10 +224,9 @@ class Sum:
         return self.feedback.states.working(self.name) if self.is_there else self.feedback.states.copied(self.name)
 
     @property
-    def is_added(self) -> bool:
-        """Whether all that is done with the gradient is to add it to the residual, in the residual's memory."""
-        addends = None if self.gradient is None else self.residual.addends(self.gradient, self.name)
-        return addends is not None and addends[1] is self.gradient
+    def is_addition(self) -> bool:
+        """Whether all that is done with the gradient is to add it to the residual, or the residual to it."""
+        return self.gradient is not None and self.residual.addends(self.gradient, self.name) is not None
 
     def velocity_(self) -> Tensor:
         """Return the gradient, or the velocity in its place; or zeros."""
@@ -255,10 +255,6 @@ class Sum:
         if self.is_there:
             self.feedback.velocities.mask_(self.name, self.feedback.compressor_of(self.name), payload)
             self.residual.update(self.name, error, self.step)
-
-    def keep_rest_(self, payload: Payload, rest: Tensor) -> None:
-        """Do as `keep_`, where the error is there: the `rest` of the sum."""
-        self.keep_(payload, lambda: rest)
 
 
 class ErrorFeedback:
@@ -404,6 +400,21 @@ class ErrorFeedback:
         held = {*there, *absorbed}
         sums = [Sum(self, name, step, there.get(name), name in held) for name in gradients]
         return self.compressor_of(sums[0].name).send(sums, self.finiteness)
+
+    def keep_rests_(
+        self, sums: Sequence[Sum], payloads: Sequence[Payload], rests: Sequence[Tensor], norms: Sequence[Tensor] = ()
+    ) -> None:
+        """Update residuals by the `rests` that `payloads` leave of `sums`, in their memory, those of one kind at once.
+
+        norms: what `sum_chunks` returns of `rests`, if that is known.
+        """
+        updates: dict[Residual, list[Rest]] = {}
+        for one, payload, rest, own in zip_longest(sums, payloads, rests, norms):
+            if one.is_there:
+                self.velocities.mask_(one.name, self.compressor_of(one.name), payload)
+                updates.setdefault(one.residual, []).append((one.name, rest, own))
+        for residual, of_residual in updates.items():
+            residual.update_each(of_residual, sums[0].step)
 
     @exactly
     def end_round(self, under_way: Round) -> Message | Round:

@@ -189,14 +189,21 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
     if k >= n:
         return torch.arange(n, device=flat.device)
     if in_triton(flat):
-        from resireduce.kernels.gpu import bucket
-
-        return bucket.select(flat, k)
+        return largest_of_each([flat], [k])[0]
     packed = torch.empty(BYTES * k, dtype=torch.uint8, device=flat.device)
     if not largest_each([(flat, k, None, packed)], takes=False):
         del packed
         return by_keys(flat, k)
     return packed[BYTES // 2 * k :].view(torch.int32).long()
+
+
+def largest_of_each(tensors: Sequence[Tensor], ks: Sequence[int]) -> list[Tensor]:
+    """Return what `largest_magnitudes` does for each of several 1-D tensors: on a GPU in one set of launches."""
+    if not in_one_launch(tensors) or any(k >= one.numel() for one, k in zip(tensors, ks, strict=True)):
+        return [largest_magnitudes(one, k) for one, k in zip(tensors, ks, strict=True)]
+    from resireduce.kernels.gpu import bucket
+
+    return bucket.select(tensors, ks)
 
 
 def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
@@ -384,13 +391,8 @@ def _sums(flat: Tensor) -> Tensor:
 def mean_norm(x: Tensor, phi: float) -> Tensor:
     """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, in float32 at least.
 
-    A kernel in Triton forms sums in float64, as a CPU does: plain torch on a GPU, which forms them in float32, may
-    differ in the last bit.
+    On a CPU sums are formed in float64; on a GPU in float32, which may change the last bit.
     """
-    if in_triton(x):
-        from resireduce.kernels.gpu import one_pass
-
-        return one_pass.mean_norm(x, phi)
     l1, l2 = l1_and_l2_norm(x)
     return phi * l1 / x.numel() + (1 - phi) * l2 / x.numel() ** 0.5
 

@@ -1,7 +1,7 @@
 """The interface of residuals, those of one tensor each, and how the residuals of a scheme go together."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
-from resireduce.kernels.ops import largest_magnitudes
+from resireduce.kernels.ops import largest_of_each
 from resireduce.pieces import generator, one_of_each, pieces, share
 from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
 
@@ -23,19 +23,24 @@ CHOICES = ("largest", "softmax")
 """How rows and columns are chosen: by the largest norms (the paper), or drawn at random (the released code)."""
 
 
-def select(norms: Tensor, count: int, drawn_from: str, choice: str, step: int) -> Tensor:
-    """Return which `count` of the 1-D `norms` to keep: int32, ascending.
+def select(
+    norms: Sequence[Tensor], counts: Sequence[int], drawn_from: Sequence[str], choice: str, step: int
+) -> list[Tensor]:
+    """Return which so many of each of the 1-D `norms` to keep: int32, ascending.
 
     choice: "largest", of equal norms those of the highest numbers; or "softmax", drawn without replacement with the
     softmax of the norms as probabilities, by a generator for `drawn_from` and `step`. The draw takes the largest of
     norm + Gumbel noise, which is the same and works where probabilities underflow.
     """
     if choice == "largest":
-        return largest_magnitudes(norms, count).to(torch.int32)
-    source = generator(norms.device, drawn_from, step)
-    uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
-    norms = norms - uniform.clamp(min=1e-300).log().neg().log()
-    return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
+        return [one.to(torch.int32) for one in largest_of_each(norms, counts)]
+    drawn = []
+    for one, count, name in zip(norms, counts, drawn_from, strict=True):
+        source = generator(one.device, name, step)
+        uniform = torch.rand(one.shape, dtype=torch.float64, device=one.device, generator=source)
+        noisy = one - uniform.clamp(min=1e-300).log().neg().log()
+        drawn.append(torch.topk(noisy, count, sorted=False).indices.sort().values.to(torch.int32))
+    return drawn
 
 
 def norm_dtype(tensor: Tensor) -> torch.dtype:
@@ -58,6 +63,10 @@ def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
     both = grad, stored.values
     like = {(one.shape, one.dtype, one.device, one.is_contiguous()) for one in both}
     return both if len(like) == 1 and grad.is_contiguous() else None
+
+
+Rest = tuple[str, Tensor, Tensor | None]
+"""The name of a tensor, what is left of it after compression, and what `sum_chunks` returns of that, if it is known."""
 
 
 class Residual(ABC):
@@ -116,6 +125,14 @@ class Residual(ABC):
         """
 
     # --- what it may do ---
+
+    weighs = False
+    """Whether `update_each` forms sums of magnitudes and of squares, unless it is given them."""
+
+    def update_each(self, rests: Sequence[Rest], step: int) -> None:
+        """Do what `update` does for several tensors of a bucket."""
+        for name, rest, _ in rests:
+            self.update(name, [rest].pop, step)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return two addends, if all that `compensate_(grad, name)` does is to add the second to the first.

@@ -1,17 +1,31 @@
 """Residuals that a reusable group shares: averages, weighted averages, and one member's own."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from resireduce.errors import check, choose, is_number
-from resireduce.kernels.ops import l1_and_l2_norm, mean_norm
-from resireduce.residuals.base import NORMS, Residual, addends_of, named, norm_dtype
+from resireduce.kernels.ops import in_one_launch, l1_and_l2_norm, mean_norm
+from resireduce.residuals.base import NORMS, Residual, Rest, addends_of, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Return whether `tensor` is no part of larger memory, which would be held with it."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def room_or(total: Tensor, stored: Stored) -> Tensor:
+    """Return the memory of what is `stored`, if its next value can be formed there, or `total`."""
+    # Memory of another dtype is copied to: `room` would free it.
+    is_other = isinstance(stored, Plain) and stored.values.dtype != total.dtype
+    room = None if is_other else stored.room(total.dtype)
+    return total if room is None else room
 
 
 @dataclass(slots=True, eq=False)
@@ -22,12 +36,16 @@ class Group:
     """Names of the parameters that share the residual, in the order of the model."""
     stored: Stored
     """The residual that the last step left."""
-    waiting: dict[str, Tensor] = field(default_factory=dict)
-    """Errors of this step that have not been folded."""
+    waiting: dict[str, Rest] = field(default_factory=dict)
+    """Errors of this step that have not been folded, by member."""
     turn: int = 0
     """How many members, counted from the last, have been folded."""
     folded: Any = None
     """What the errors have been folded into so far."""
+
+
+Turn = tuple[Group, Sequence[Rest], bool]
+"""What is folded into a group at once, and whether nothing follows in this step."""
 
 
 class GroupResidual(Residual):
@@ -55,6 +73,14 @@ class GroupResidual(Residual):
         have been folded into."""
         return folded[0]
 
+    def fold_each(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
+        """Fold errors into their groups, one group after the other; yield what is to be stored of those that end."""
+        for group, rests, ends in turns:
+            for name, error, _ in rests:
+                wide = error.to(norm_dtype(error)).contiguous()  # the error of a user's compressor may not be
+                group.folded = self.fold(group.folded, wide if group.folded or is_whole(wide) else wide.clone(), name)
+            yield self.finish(group.folded, group.stored) if ends else None
+
     def register(self, name: str, parameter: Tensor) -> None:
         members = self.grouping.group_of(name)
         group = next((self._groups[member] for member in members if member in self._groups), None)
@@ -68,35 +94,37 @@ class GroupResidual(Residual):
         return addends_of(grad, self._stored[name])
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Fold this member's error in, if it is its turn; the last one closes the group."""
-        group = self._groups[name]
-        group.waiting[name] = error()
-        while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
-            self._fold(group, member)
-        if group.turn == len(group.members):
-            self._close(group, step)
+        self.update_each([(name, error(), None)], step)
+
+    def update_each(self, rests: Sequence[Rest], step: int) -> None:
+        """Fold in the errors of these members, if it is their turn; the last one closes its group."""
+        for rest in rests:
+            self._groups[rest[0]].waiting[rest[0]] = rest
+        turns: list[Turn] = []
+        for group in dict.fromkeys(self._groups[name] for name, *_ in rests):
+            to_come = reversed(group.members[: len(group.members) - group.turn])
+            due = [group.waiting.pop(name) for name in takewhile(group.waiting.__contains__, to_come)]
+            group.turn += len(due)
+            if due:
+                turns.append((group, due, group.turn == len(group.members)))
+        self._fold(turns, step)
 
     def end_step(self, step: int) -> None:
         """Close the groups in which some members had no gradient in this step: the others form the average."""
+        turns: list[Turn] = []
         for group in dict.fromkeys(self._groups.values()):
-            for member in [one for one in reversed(group.members) if one in group.waiting]:
-                self._fold(group, member)
-            if group.folded is not None:
-                self._close(group, step)
+            waiting = [group.waiting.pop(name) for name in reversed(group.members) if name in group.waiting]
+            if waiting or group.turn:
+                turns.append((group, waiting, True))
+        self._fold(turns, step)
 
-    def _fold(self, group: Group, member: str) -> None:
-        """Fold the error of `member`, whose turn it is, or before which no other member will come."""
-        error = group.waiting.pop(member)
-        error = error.to(norm_dtype(error)).contiguous()  # the error of a user's compressor may not be
-        if group.folded is None and error.untyped_storage().nbytes() != error.nbytes:
-            error = error.clone()  # the memory of which it is a part would be held with it
-        group.turn += 1
-        group.folded = self.fold(group.folded, error, member)
-
-    def _close(self, group: Group, step: int) -> None:
-        value = self.finish(group.folded, group.stored)
-        group.folded, group.turn = None, 0
-        group.stored.set_(value, self.source(group.members[0], value, step))
+    def _fold(self, turns: Sequence[Turn], step: int) -> None:
+        """Fold errors into their groups, and store what is to be of those that end."""
+        for (group, *_), value in zip(turns, self.fold_each(turns), strict=True):
+            if value is not None:
+                group.folded, group.turn = None, 0
+                group.stored.set_(value, self.source(group.members[0], value, step))
+            del value  # before the next group's is formed
 
     def meaning(self) -> dict[str, str]:
         return {f"members.{group.members[0]}": ", ".join(group.members) for group in self._groups.values()}
@@ -111,16 +139,51 @@ class AverageResidual(GroupResidual):
     Source: ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2).
     """
 
-    def weight(self, error: Tensor, name: str) -> Tensor:
-        """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU."""
-        return error.new_ones(())
+    phi: float | None = None
+    """Weight of the L1 norm in the weights; None: all weights are 1."""
+
+    def __init__(self, **options: object):
+        super().__init__(**options)
+        self._weights: dict[str, Tensor] = {}
+        """Weights that are known before the errors are."""
+
+    def weight(self, x: Tensor) -> Tensor:
+        """Return the weight of an error: 0-D, on the device of `x`, so that nothing waits for a GPU."""
+        return x.new_ones(()) if self.phi is None else mean_norm(x, self.phi)
+
+    def fold_each(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
+        errors = [error for _, rests, _ in turns for _, error, _ in rests]
+        alone = self._weights or not all(rests for _, rests, _ in turns) or not errors or not in_one_launch(errors)
+        return super().fold_each(turns) if alone else self._fold_in_one_launch(turns)
+
+    def _fold_in_one_launch(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
+        from resireduce.kernels.gpu import bucket
+
+        unknown = [error for _, rests, _ in turns for _, error, norms in rests if norms is None]
+        found = iter(bucket.sum_chunks(unknown) if self.phi is not None and unknown else [None] * len(unknown))
+        sums, errors, into = [], [], []
+        for group, rests, ends in turns:
+            total, weights = group.folded or (None, None)
+            if total is None:
+                first = rests[0][1]
+                reused = first.dtype == torch.float32 and is_whole(first)
+                total = first if reused else torch.empty_like(first, dtype=torch.float32)
+            sums.append((total, weights))
+            errors.append([(error, next(found) if norms is None else norms) for _, error, norms in rests])
+            into.append((room_or(total, group.stored) if ends else total, ends))
+        made = bucket.fold_(sums, errors, into, self.phi)
+        for (group, *_), (total, _), (to, ends), weights in zip(turns, sums, into, made, strict=True):
+            group.folded = total, weights
+            yield to if ends else None
 
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Return the sum of weighted errors, now with `error` of member `name`, and that of weights.
 
         Products, sums and quotients are each rounded, on every device: addcmul_ would round once, but not everywhere.
         """
-        weight = self.weight(error, name)
+        weight = self._weights.pop(name, None)
+        if weight is None:
+            weight = self.weight(error)
         if folded is None:
             return error.mul_(weight), weight
         total, weights = folded
@@ -129,11 +192,7 @@ class AverageResidual(GroupResidual):
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
         total, weight = folded
-        # Memory of another dtype is copied to: `room` would free it.
-        is_other = isinstance(stored, Plain) and stored.values.dtype != total.dtype
-        room = None if is_other else stored.room(total.dtype)
-        divisor = weight.clamp(min=torch.finfo(weight.dtype).tiny)
-        return torch.div(total, divisor, out=total if room is None else room)
+        return torch.div(total, weight.clamp(min=torch.finfo(weight.dtype).tiny), out=room_or(total, stored))
 
 
 class WeightedResidual(AverageResidual):
@@ -153,20 +212,16 @@ class WeightedResidual(AverageResidual):
         super().__init__(**options)
         check("phi", phi, is_number(phi) and 0 <= phi <= 1, "the weight of the L1 norm, 0 <= phi <= 1")
         self.phi, self.norms = phi, choose("norms", norms, NORMS)
-        self._weights: dict[str, Tensor] = {}
+        self.weighs = self.norms == "residual"
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         compensated = super().compensate_(grad, name)
         if self.norms == "compensated":
-            self._weights[name] = mean_norm(compensated, self.phi)
+            self._weights[name] = self.weight(compensated)
         return compensated
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         return super().addends(grad, name) if self.norms == "residual" else None
-
-    def weight(self, error: Tensor, name: str) -> Tensor:
-        remembered = self._weights.pop(name, None)
-        return mean_norm(error, self.phi) if remembered is None else remembered
 
 
 class MemberResidual(GroupResidual):

@@ -104,9 +104,7 @@ class RowsResidual(Residual):
         counts = [*map(len, self._kept.pop(name))]  # free before others are made
         norms = self._norms.pop(name, None) or self._norms_of(matrix)
         drawn_from = [f"{name}/{kept}/{self.rank}" for kept in self.KEPT]
-        kept = self._kept[name] = [
-            select(*one, self.choice, step) for one in zip(norms, counts, drawn_from, strict=True)
-        ]
+        kept = self._kept[name] = select(norms, counts, drawn_from, self.choice, step)
         del norms
         stored.set_(self._cut(matrix, kept, stored.room(left.dtype)), self.source(name, left, step))
 

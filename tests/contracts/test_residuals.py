@@ -175,11 +175,11 @@ def test_a_random_part_is_of_the_right_size_and_always_the_same(ratio: float) ->
 
 def test_rows_drawn_by_softmax_have_its_probabilities() -> None:
     norms = torch.tensor([1.0, 2.0, 4.0]).log()
-    draws = [int(select(norms, 1, "x", "softmax", i)) for i in range(4000)]
+    draws = [int(select([norms], [1], ["x"], "softmax", i)[0]) for i in range(4000)]
     shares = torch.bincount(torch.tensor(draws), minlength=3) / 4000
     torch.testing.assert_close(shares, torch.tensor([1, 2, 4]) / 7, atol=0.03, rtol=0)
     # Scores so far apart that their probabilities underflow: softmax and a multinomial draw would fail or cheat.
-    assert select(torch.tensor([0.0, 1e4, 2e4]), 2, "x", "softmax", 0).tolist() == [1, 2]
+    assert select([torch.tensor([0.0, 1e4, 2e4])], [2], ["x"], "softmax", 0)[0].tolist() == [1, 2]
 
 
 def test_a_residual_draws_for_the_step_that_it_is_told() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu import bucket
-from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, select
+from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, fold_, room_for_norms, select, sum_chunks
 
 FLOATS = [torch.float32, torch.float16]
 ROOM = torch.empty(1 << 16, dtype=torch.uint8)
@@ -55,7 +55,8 @@ def compressed(gradients: list[Tensor | None], residuals: list[Tensor], ks: list
     """Return which gradients were not finite, and the message."""
     nbytes = [-(-k * (residuals[0].element_size() + 4) // 8) * 8 for k in ks]
     message = torch.full((sum(nbytes),), 7, dtype=torch.uint8)
-    return compress_topk_(gradients, residuals, ks, message.split(nbytes)).tolist(), message
+    pairs = [*zip(residuals, gradients, strict=True)]
+    return compress_topk_(pairs, ks, message.split(nbytes), gradients).tolist(), message
 
 
 def expected(sums: list[Tensor], ks: list[int]) -> tuple[Tensor, list[Tensor]]:
@@ -127,4 +128,66 @@ def test_what_has_come_is_added_to_its_places_rank_by_rank(zero: bool, apart: in
 @pytest.mark.parametrize("kind", kinds(300, torch.float32))
 def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
     flat = kinds(401, torch.float32)[kind]
-    assert select(flat, 131).tolist() == last_of_a_stable_sort(flat, 131)
+    found = select([flat, flat[:200]], [131, 3])
+    assert [one.tolist() for one in found] == [last_of_a_stable_sort(flat, 131), last_of_a_stable_sort(flat[:200], 3)]
+
+
+def test_the_last_program_adds_up_more_chunks_than_one_load_has() -> None:
+    """Where nothing has been counted before, all magnitudes are above the limit, and none equals it."""
+    flat, chunks = drawn(64 * 520 - 7), 520
+    counts, arrived = torch.zeros(4 * 256, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    until = torch.empty(2 * chunks, dtype=torch.int32)
+    row = (flat.data_ptr(), 0, len(flat), 1, 0, 0, 0)
+    given = flat.view(torch.int32), counts, until, arrived, 1, chunks, 31, 64, 1
+    bucket.launch(bucket._count_selected, [row], 64, flat, *given)
+    above = [*range(64, 64 * chunks, 64), len(flat)]
+    assert until.tolist() == above + above[-1:] * chunks and arrived.tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_is_left_has_the_sums_of_its_chunks(dtype: torch.dtype) -> None:
+    """What is written beside a message is what a launch of its own writes, and NumPy's sums."""
+    for first in kinds(701, dtype).values():
+        left, ks = [first.clone(), drawn(3, dtype), drawn(256, dtype, seed=1)], [9, 2, 1]
+        room, norms = room_for_norms(left)
+        nbytes = [-(-k * (first.element_size() + 4) // 8) * 8 for k in ks]
+        parts = torch.zeros(sum(nbytes), dtype=torch.uint8).split(nbytes)
+        compress_topk_([(one, None) for one in left], ks, parts, [None] * 3, room)
+        for one, own, alone in zip(left, norms, sum_chunks(left), strict=True):
+            chunks = [part.abs().double().numpy() for part in one.split(256)]
+            expected = [[part.sum(), (part**2).sum()] for part in chunks]
+            assert torch.equal(own, alone) and np.allclose(own.numpy(), expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("phi", [None, 0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_errors_are_folded_into_their_groups(dtype: torch.dtype, phi: float | None) -> None:
+    """One group begins, one goes on, and two end, of which one has had all of its errors at once, and one has zeros."""
+    sizes, numbers = [701, 300, 5, 40], [2, 1, 3, 1]
+    errors = [[drawn(n, dtype, seed=9 * n + one) for one in range(k)] for n, k in zip(sizes, numbers, strict=True)]
+    errors[3][0].zero_()
+    before = [None, (drawn(300, seed=7), torch.tensor(0.75)), None, None]
+    ends = [False, True, True, True]
+    weights, sums = [], []
+    for begun, own, is_last in zip(before, errors, ends, strict=True):
+        total, weight = (None, np.float32(0)) if begun is None else (begun[0].numpy(), np.float32(begun[1]))
+        for one in own:
+            x = one.double().numpy()
+            by_norms = 1.0 if phi is None else phi * np.abs(x).mean() + (1 - phi) * np.sqrt((x**2).mean())
+            added = one.float().numpy() * np.float32(by_norms)
+            total, weight = added if total is None else total + added, weight + np.float32(by_norms)
+        weights.append(weight)
+        sums.append(total / max(weight, np.finfo(np.float32).tiny) if is_last else total)
+    given = [(torch.full((n,), 7.0), None) if one is None else one for n, one in zip(sizes, before, strict=True)]
+    if dtype == torch.float32:
+        given[2] = errors[2][0], None  # the sum is formed in the memory of its first error
+    listed = [[*zip(own, sum_chunks(own), strict=True)] for own in errors]
+    into = [
+        (torch.full((n,), 7.0) if is_last else total, is_last)
+        for n, is_last, (total, _) in zip(sizes, ends, given, strict=True)
+    ]
+    found = fold_(given, listed, into, phi)
+    exact = {"rtol": 0.0 if phi is None else 1e-6, "atol": 0.0 if phi is None else 1e-6}
+    assert np.allclose([float(one) for one in found], weights, **exact)
+    for (one, _), expected in zip(into, sums, strict=True):
+        assert np.allclose(one.numpy(), expected, **exact)

@@ -13,10 +13,15 @@ from triton.compiler import ASTSource
 from resireduce.kernels.gpu import blocks, bucket, one_pass
 from resireduce.kernels.gpu.one_pass import EXACT
 
-BUCKET = {"table": "*i64", "spoilt": "*i32", "answers": "*i32", "counts": "*i32", "found": "*i32", "until": "*i32"}
-KEYS = BUCKET | {"like": "*fp32", "bits": "*i32", "indices": "*i32", "values": "*fp32", "scale": "fp32"}
+BUCKET = {"table": "*i64", "spoilt": "*i64", "answers": "*i32", "counts": "*i32", "until": "*i32", "arrived": "*i64"}
+KEYS = (
+    BUCKET
+    | {"norms": "*fp64"}
+    | {"like": "*fp32", "bits": "*i32", "indices": "*i32", "values": "*fp32", "scale": "fp32"}
+)
 HALF_KEYS = KEYS | {"like": "*fp16", "bits": "*i16"}
 BRAIN_KEYS = HALF_KEYS | {"like": "*bf16"}
+FOLDED = KEYS | {"weights": "*fp32", "phi": "fp32", "rest": "fp32"}
 SENT = KEYS | {"ranks": "i32", "apart": "i32"}
 SIZES = {"n": "i32", "width": "i32", "tensors": "i32", "chunks": "i32"}
 LOOK = {"TILE": bucket.TILE, "TILES": bucket.TILES}
@@ -28,32 +33,22 @@ BLOCKS = KEYS | {"scales": "*fp32", "codes": "*u8", "ranks": "i32", "distance": 
 HALF_BLOCKS = BLOCKS | {"like": "*fp16"}
 LEVELS = {"BLOCK": 256, "ROWS": 16}
 CROSSING = {"down": "*i32", "across": "*i32", "width": "i32"}
-NORM = {
-    "sums": "*fp64",
-    "arrived": "*i32",
-    "mean": "*fp32",
-    "phi": "fp32",
-    "rest": "fp32",
-    "size": "fp32",
-    "root": "fp32",
-}
-NORMED = {"TILE": one_pass.NORM_TILE, "MOST": one_pass.MOST}
 TILED = {"TILE": one_pass.TILE}
 ENCODED = {"TINY": one_pass.TINY, "ROWS": one_pass.ROWS}
 KERNELS = {
-    "look for NaN": (bucket._look_for_non_finite, KEYS, LOOK),
-    "look for NaN in bfloat16": (bucket._look_for_non_finite, BRAIN_KEYS, LOOK),
+    "look for NaN": (bucket._look_for_non_finite, KEYS, LOOK | {"ROWS": 4}),
+    "look for NaN in bfloat16": (bucket._look_for_non_finite, BRAIN_KEYS, LOOK | {"ROWS": 0}),
     "blank": (bucket._blank_spoilt, KEYS, LOOK),
     "blank bfloat16": (bucket._blank_spoilt, BRAIN_KEYS, LOOK),
-    "add, and the first bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 0, "CHECK": True}),
-    "add, and the first bits of float16": (bucket._histogram, HALF_KEYS, HALF | {"ROW": 0, "CHECK": True}),
-    "add, and the first bits of bfloat16": (bucket._histogram, BRAIN_KEYS, HALF | {"ROW": 0, "CHECK": False}),
-    "the last bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 3, "CHECK": False}),
+    "add, and the first bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 0}),
+    "add, and the first bits of float16": (bucket._histogram, HALF_KEYS, HALF | {"ROW": 0}),
+    "add, and the first bits of bfloat16": (bucket._histogram, BRAIN_KEYS, HALF | {"ROW": 0}),
+    "the last bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 3}),
     "count": (bucket._count_selected, KEYS, WHOLE),
     "count float16": (bucket._count_selected, HALF_KEYS, HALF),
-    "write": (bucket._write_selected, KEYS, WHOLE | {"TAKE": True}),
-    "write float16": (bucket._write_selected, HALF_KEYS, HALF | {"TAKE": True}),
-    "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False}),
+    "write": (bucket._write_selected, KEYS, WHOLE | {"TAKE": True, "NORMS": True}),
+    "write float16": (bucket._write_selected, BRAIN_KEYS, HALF | {"TAKE": True, "NORMS": True}),
+    "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False, "NORMS": False}),
     "add what was sent": (bucket._add_sent, SENT, {"ZERO": True, "RANKS": 8, "TILE": bucket.SENT_TILE}),
     "add what one has sent": (bucket._add_sent, SENT, {"ZERO": False, "RANKS": 1, "TILE": bucket.SENT_TILE}),
     "encode blocks of 8 bits": (blocks._encode_blocks, BLOCKS, LEVELS | {"BITS": 8, "TINY": one_pass.TINY}),
@@ -62,8 +57,14 @@ KERNELS = {
     "add blocks of 4 bits": (blocks._add_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "ZERO": False}),
     "add a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, TILED | {"ADD": True}),
     "cut a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, TILED | {"ADD": False}),
-    "mean norm": (one_pass._mean_norm, NORM | {"flat": "*fp32"}, NORMED),
-    "mean norm of bfloat16": (one_pass._mean_norm, NORM | {"flat": "*bf16"}, NORMED),
+    "sums of chunks": (bucket._sum_chunks, FOLDED, LOOK),
+    "sums of chunks of bfloat16": (bucket._sum_chunks, FOLDED | {"like": "*bf16"}, LOOK),
+    "fold": (bucket._fold, FOLDED, LOOK | {"TINY": one_pass.TINY, "WEIGHTED": True}),
+    "fold bfloat16 without weights": (
+        bucket._fold,
+        FOLDED | {"like": "*bf16"},
+        LOOK | {"TINY": one_pass.TINY, "WEIGHTED": False},
+    ),
     "encode int8": (one_pass._encode, CODES | {"values": "*fp32"}, ENCODED | {"BITS": 8}),
     "encode int4": (one_pass._encode, PAIRS | {"values": "*fp16"}, ENCODED | {"BITS": 4}),
     "decode int8": (one_pass._decode_add, CODES | {"target": "*fp32"}, TILED | {"BITS": 8}),

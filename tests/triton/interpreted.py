@@ -19,7 +19,7 @@ from resireduce.grouping import Grouping
 from resireduce.kernels import ops
 from resireduce.kernels.gpu import blocks, bucket, one_pass, self_check
 from resireduce.kernels.gpu.one_pass import jit, tl
-from tests.triton.bucket import drawn, kinds
+from tests.triton.bucket import drawn
 from tests.worlds import residuals
 
 CPU = torch.device("cpu")
@@ -36,19 +36,6 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 # --- one pass each ---
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", [1, 256, 701])
-def test_a_mean_of_norms_is_that_of_float64(n: int, dtype: torch.dtype) -> None:
-    for name, values in kinds(max(n, 300), dtype).items():
-        flat, numbers = values[:n], values[:n].double().numpy()
-        for phi in (0.0, 0.3, 1.0):
-            expected = phi * np.abs(numbers).mean() + (1 - phi) * np.sqrt((numbers**2).mean())
-            found = one_pass.mean_norm(flat, phi, tile=256)
-            assert found.dtype == torch.float32 and found.shape == ()
-            if name != "infinite":
-                assert abs(found.item() - expected) <= 3e-7 * expected + 2e-45, (name, phi)
 
 
 @np.errstate(all="ignore")
@@ -87,7 +74,7 @@ TOP_K = {"_select", "add_topk_"}
 USED = {
     "float32": TOP_K,
     "rows and columns": TOP_K | {"cross_", "blank_spoilt_"},
-    "weighted": TOP_K | {"mean_norm", "blank_spoilt_"},
+    "weighted": TOP_K | {"fold_"},
     "int4 in the host's memory": TOP_K | {"encode", "decode_add_", "blank_spoilt_"},
     "half precision": {"blank_spoilt_"},
     "levels": {"blank_spoilt_", "compress_blocks_", "add_blocks_"},
@@ -130,9 +117,8 @@ def test_the_same_parameters_are_trained(case: str, request: pytest.FixtureReque
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
-    functions = [(bucket, name) for name in ("_select", "add_topk_", "blank_spoilt_")]
-    names = ("encode", "decode_add_", "cross_", "mean_norm")
-    functions += [(one_pass, name) for name in names]
+    functions = [(bucket, name) for name in ("_select", "add_topk_", "blank_spoilt_", "sum_chunks", "fold_")]
+    functions += [(one_pass, name) for name in ("encode", "decode_add_", "cross_")]
     functions += [(blocks, name) for name in ("compress_blocks_", "add_blocks_")]
     for module, name in functions:
         right = getattr(module, name)
@@ -141,11 +127,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.usefixtures("used")
-def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{"residual_dtype": "int4"}, {}, OPTIONS["weighted"], OPTIONS["rows and columns"]])
+def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     left, inputs = [], drawn(500).view(5, 100)
     for switch in ("1", "0"):
         monkeypatch.setenv(ops.GPU_SWITCH, switch)
-        model, optimizer = small(residual_dtype="int4")
+        model, optimizer = small(**options)
         train(model, optimizer, inputs)
         held = residuals(optimizer).values()  # the tensors themselves
         with pytest.raises(NonFiniteGradient, match="holds NaN or infinity; nothing of it was sent"):
@@ -177,7 +166,7 @@ PLACES = {
     "gradients that are not finite": "blank_spoilt_",
     "add what was sent": "add_topk_",
     "rows and columns": "cross_",
-    "mean of norms": "mean_norm",
+    "sum of a group": "fold_",
     "8 bits": "encode",
     "4 bits": "decode_add_",
     "levels of 8 bits": "compress_blocks_",
@@ -193,9 +182,9 @@ def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeyp
         """One element of what is written is another."""
         result = right(first, *others, **named)
         written = {
-            "select": [result],
-            "mean of norms": [result],
-            "top-k of a bucket": others[2] if kernel == "top-k of a bucket" else (),
+            "select": result,
+            "sum of a group": others[1][0] if kernel == "sum of a group" else (),
+            "top-k of a bucket": others[1] if kernel == "top-k of a bucket" else (),
             "rows and columns": others[2:],
             "8 bits": others[1:2],
             "add what was sent": first,

@@ -107,7 +107,7 @@ def compress_blocks_(
     message, rows = payloads[0], []
     for (one, more), payload in zip(sums, payloads, strict=True):
         other = 0 if more is None else more.data_ptr()
-        rows.append((one.data_ptr(), other, *_places(one.numel(), payload, message, block)))
+        rows.append((one.data_ptr(), other, *_places(one.numel(), payload, message, block), 0))
     sizes = len(rows), TINY, bits, block, ELEMENTS // block
     launch(_encode_blocks, rows, ELEMENTS, message, sums[0][0], _scales(message), message, *sizes)
 
@@ -140,6 +140,6 @@ def add_blocks_(
         return
     first = sent[0][0]
     pairs = zip(targets, sent, strict=True)
-    rows = [(to.data_ptr(), 0, *_places(to.numel(), payload, first, block)) for to, (payload, *_) in pairs]
+    rows = [(to.data_ptr(), 0, *_places(to.numel(), payload, first, block), 0) for to, (payload, *_) in pairs]
     sizes = len(rows), len(sent[0]), distance, scale, zero, bits, block, ELEMENTS // block
     launch(_add_blocks, rows, ELEMENTS, first, targets[0], _scales(first), first, *sizes)

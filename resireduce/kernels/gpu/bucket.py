@@ -3,21 +3,23 @@
 A launch goes over the elements of all tensors, a chunk of one tensor in each program. Magnitudes have the order of
 their bits. Those of the k-th largest are found eight at a time, from the highest, by counting how many elements have
 each value of these eight bits, among those that agree in the higher ones. Then each chunk counts its elements above the
-k-th largest and those equal to it, which gives the places where it writes those that are selected.
+k-th largest and those equal to it, which gives the places where it writes those that are selected. What is left of
+tensors that share a residual is folded into it in one more launch.
 
 A histogram of eight bits costs a warp some 40 instructions for 32 elements; of eleven bits it would be some 500.
 """
 
 from collections.abc import Iterable, Sequence
+from ctypes import c_float
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.one_pass import EXACT, jit, on_device, tl
+from resireduce.kernels.gpu.one_pass import EXACT, TINY, inverse, jit, on_device, times, tl
 
 TILE, TILES = 4096, 2
 """Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
@@ -25,19 +27,20 @@ SENT_TILE = 4096
 """Elements of a tensor to which a program adds what was sent, a power of two."""
 BINS = 256
 """How many values the eight bits have that a launch settles."""
-Row = tuple[int, int, int, int, int, int]
-"""What the table has for each tensor: the addresses of its residual and of its gradient (0: none), its elements, how
-many of them are selected, and where its values and where its indices begin in the message, each counted in elements of
-their own dtype. A seventh column is the number of its first chunk."""
+Row = tuple[int, int, int, int, int, int, int]
+"""What the table has for each tensor: the addresses of its sum and of what is added to it (0: nothing), its elements,
+how many of them are selected, where its values and where its indices begin in the message, each counted in elements of
+their own dtype, and the address of what is checked for NaN (0: nothing). An eighth column is the number of its first
+chunk. After the rows the table has the tensor of each chunk, and further numbers."""
 INDEX_BYTES = 4
 
 
 @jit
 def _chunk_of(table, tensors, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the number of the tensor of this program's chunk, its row in `table`, and the chunk's first element."""
-    own = tl.load(table + tensors * 7 + tl.program_id(0))
-    row = table + own * 7
-    return own, row, ((tl.program_id(0) - tl.load(row + 6)) * CHUNK).to(tl.int32)
+    own = tl.load(table + tensors * 8 + tl.program_id(0))
+    row = table + own * 8
+    return own, row, ((tl.program_id(0) - tl.load(row + 7)) * CHUNK).to(tl.int32)
 
 
 @jit
@@ -57,10 +60,18 @@ def _threshold(counts, wanted, ROWS: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @jit
-def _look_for_non_finite(table, like, spoilt, tensors, TILE: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write 1 to `spoilt` for each tensor whose gradient holds NaN or infinity. like: a pointer to its dtype."""
+def _look_for_non_finite(  # type: ignore[no-untyped-def]
+    table, like, spoilt, counts, tensors, ROWS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
+):
+    """Write 1 to `spoilt` for each tensor whose gradient holds NaN or infinity, and zeros to its `ROWS` of `counts`.
+
+    like: a pointer to the gradients' dtype.
+    """
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
-    gradient, n = tl.load(row + 1), tl.load(row + 2).to(tl.int32)
+    gradient, n = tl.load(row + 6), tl.load(row + 2).to(tl.int32)
+    if first == 0:
+        for line in tl.static_range(ROWS):
+            tl.store(counts + (own * ROWS + line) * 256 + tl.arange(0, 256), tl.zeros([256], tl.int32))
     if gradient != 0:
         fine = tl.full([TILE], 1, tl.int32)
         end = tl.minimum(first + TILE * TILES, n)
@@ -78,7 +89,7 @@ def _blank_spoilt(table, like, spoilt, tensors, TILE: tl.constexpr, TILES: tl.co
     """Write zeros to the gradients that are `spoilt`. like: a pointer to their dtype."""
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     if tl.load(spoilt + own) != 0:
-        gradient, n = tl.load(row + 1), tl.load(row + 2).to(tl.int32)
+        gradient, n = tl.load(row + 6), tl.load(row + 2).to(tl.int32)
         end = tl.minimum(first + TILE * TILES, n)
         while first < end:
             at = first + tl.arange(0, TILE)
@@ -99,29 +110,29 @@ def _histogram(  # type: ignore[no-untyped-def]
     BITS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
-    CHECK: tl.constexpr,
 ):
     """Add to row `ROW` of each tensor's `counts` how often the next bits have each value, where the higher bits are
-    those of the k-th largest. The first time, gradients are added to residuals before.
+    those of the k-th largest. The first time, sums are formed before.
 
-    like, bits: pointers to the tensors' dtype, and to integers as wide. CHECK: nothing is added of gradients that are
-    `spoilt`, and `answers` receives a copy of that.
+    like, bits: pointers to the tensors' dtype, and to integers as wide. A gradient that is `spoilt` counts as zeros,
+    and `answers` receives a copy of that.
     """
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     residual, gradient, n = tl.load(row), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
     prefix, _, _ = _threshold(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROW)
-    added = n
-    if CHECK and ROW == 0:
-        is_fine = (tl.load(spoilt + own) == 0).to(tl.int32)
-        added = n * is_fine
-        tl.store(answers + own, 1 - is_fine, mask=first == 0)
+    there, added = n, n
+    if ROW == 0:
+        is_spoilt, checked = tl.load(spoilt + own) != 0, tl.load(row + 6)
+        there = tl.where(is_spoilt & (checked == residual), 0, n)
+        added = tl.where(is_spoilt & (checked == gradient), 0, n)
+        tl.store(answers + own, is_spoilt.to(tl.int32), mask=first == 0)
     bins, total = tl.arange(0, 256), tl.zeros([256], tl.int32)
     end = tl.minimum(first + TILE * TILES, n)
     while first < end:
         at = first + tl.arange(0, TILE)
         if ROW == 0:
-            held = tl.load(residual.to(like.dtype) + at, mask=at < n, other=0.0)
+            held = tl.load(residual.to(like.dtype) + at, mask=at < there, other=0.0)
             if gradient != 0:
                 more = tl.load(gradient.to(like.dtype) + at, mask=at < added, other=0.0)
                 held = (held.to(tl.float32) + more.to(tl.float32)).to(held.dtype)
@@ -141,9 +152,13 @@ def _histogram(  # type: ignore[no-untyped-def]
 
 @jit
 def _count_selected(  # type: ignore[no-untyped-def]
-    table, bits, counts, found, tensors, chunks, BITS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
+    table, bits, counts, until, arrived, tensors, chunks, BITS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):
-    """Write how many elements of each chunk are above the k-th largest and, after these numbers, how many equal it."""
+    """Count the elements of each chunk that are above the k-th largest and, after these numbers, those that equal it;
+    the last program to come makes running sums of all these numbers, `until` each.
+
+    arrived: a counter of the programs that have come, 0 before and after.
+    """
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     residual, n = tl.load(row), tl.load(row + 2).to(tl.int32)
@@ -156,8 +171,18 @@ def _count_selected(  # type: ignore[no-untyped-def]
         above += ((at < n) & (key > limit)).to(tl.int32)
         equal += ((at < n) & (key == limit)).to(tl.int32)
         first += TILE
-    tl.store(found + tl.program_id(0), tl.sum(above))
-    tl.store(found + chunks + tl.program_id(0), tl.sum(equal))
+    tl.store(until + tl.program_id(0), tl.sum(above))
+    tl.store(until + chunks + tl.program_id(0), tl.sum(equal))
+    tl.debug_barrier()  # both are written
+    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") + 1 == chunks:
+        before, start = 0, 0
+        while start < 2 * chunks:
+            each = start + tl.arange(0, 1024)
+            found = tl.load(until + each, mask=each < 2 * chunks, other=0, volatile=True)
+            tl.store(until + each, before + tl.cumsum(found, 0), mask=each < 2 * chunks)
+            before += tl.sum(found)
+            start += 1024
+        tl.store(arrived, 0)
 
 
 @jit
@@ -182,28 +207,33 @@ def _choose(key, inside, limit, left_out, before, equal_before, TILE: tl.constex
 @jit
 def _write_selected(  # type: ignore[no-untyped-def]
     table,
+    like,
     bits,
     indices,
     counts,
     until,
+    spoilt,
+    norms,
     tensors,
     chunks,
     BITS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     TAKE: tl.constexpr,
+    NORMS: tl.constexpr,
 ):
     """Write the indices of those above the k-th largest, and of those equal to it the last.
 
-    until: running sums of what `_count_selected` has written. TAKE: write their values to `bits`, and leave zeros in
-    their places.
+    until: what `_count_selected` has written. spoilt: becomes 0. TAKE: write their values to `bits`, and leave zeros in
+    their places. NORMS: write to `norms`, of what is left, what `_sum_chunks` does. like: as in `_histogram`.
     """
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first = _chunk_of(table, tensors, TILE * TILES)
     residual, n, k = tl.load(row), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
     limit, wanted, ties = _threshold(counts + own * ROWS * 256, k, ROWS)
     left_out = ties - wanted
-    chunk, begin = tl.program_id(0), tl.load(row + 6)
+    chunk, begin = tl.program_id(0), tl.load(row + 7)
+    tl.store(spoilt + own, 0, mask=first == 0)  # for the next step with this table
     before = tl.load(until + chunk - 1, mask=chunk > 0, other=0)
     before -= tl.load(until + begin - 1, mask=begin > 0, other=0)
     equal_before = tl.load(until + chunks + chunk - 1) - tl.load(until + chunks + begin - 1)
@@ -212,6 +242,7 @@ def _write_selected(  # type: ignore[no-untyped-def]
         padding = tl.arange(0, 4)
         tl.store(bits + values_at + k + padding, tl.zeros([4], tl.int16), mask=first + padding < k % 4)
     end = tl.minimum(first + TILE * TILES, n)
+    magnitudes, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     while first < end:
         at = first + tl.arange(0, TILE)
         held = tl.load(residual.to(bits.dtype) + at, mask=at < n, other=0)
@@ -221,9 +252,107 @@ def _write_selected(  # type: ignore[no-untyped-def]
         if TAKE:
             tl.store(bits + values_at + into, held, mask=chosen)
             tl.store(residual.to(bits.dtype) + at, tl.zeros_like(held), mask=chosen)
+        if NORMS:
+            left = tl.abs(tl.where(chosen, 0.0, held.to(like.dtype.element_ty, bitcast=True).to(tl.float64)))
+            magnitudes += left
+            squares += left * left
         before += above
         equal_before += equal
         first += TILE
+    if NORMS:
+        tl.store(norms + 2 * chunk, tl.sum(magnitudes))
+        tl.store(norms + 2 * chunk + 1, tl.sum(squares))
+
+
+@jit
+def _sum_chunks(table, like, norms, tensors, TILE: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write the sum of the magnitudes of each chunk, and that of their squares, to `norms`: float64, side by side.
+
+    like: a pointer to the tensors' dtype.
+    """
+    _, row, first = _chunk_of(table, tensors, TILE * TILES)
+    values, n = tl.load(row).to(like.dtype), tl.load(row + 2).to(tl.int32)
+    magnitudes, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
+    end = tl.minimum(first + TILE * TILES, n)
+    while first < end:
+        at = first + tl.arange(0, TILE)
+        value = tl.abs(tl.load(values + at, mask=at < n, other=0.0).to(tl.float64))
+        magnitudes += value
+        squares += value * value
+        first += TILE
+    tl.store(norms + 2 * tl.program_id(0), tl.sum(magnitudes))
+    tl.store(norms + 2 * tl.program_id(0) + 1, tl.sum(squares))
+
+
+@jit
+def _mean_norm(norms, chunks, n, phi, rest):  # type: ignore[no-untyped-def]
+    """Return phi |x|_1 / n + rest |x|_2 / sqrt(n) of the `n` elements of a tensor, by the sums of its `chunks`."""
+    WIDTH: tl.constexpr = 256
+    magnitudes, squares = tl.zeros([WIDTH], tl.float64), tl.zeros([WIDTH], tl.float64)
+    start = 0
+    while start < chunks:
+        each = start + tl.arange(0, WIDTH)
+        magnitudes += tl.load(norms + 2 * each, mask=each < chunks, other=0.0)
+        squares += tl.load(norms + 2 * each + 1, mask=each < chunks, other=0.0)
+        start += WIDTH
+    l1, l2 = tl.sum(magnitudes).to(tl.float32), tl.sqrt(tl.sum(squares)).to(tl.float32)
+    size, root = n.to(tl.float32).to(tl.float64), tl.sqrt(n.to(tl.float64)).to(tl.float32).to(tl.float64)
+    return ((phi * l1).to(tl.float64) / size).to(tl.float32) + ((rest * l2).to(tl.float64) / root).to(tl.float32)
+
+
+@jit
+def _fold(  # type: ignore[no-untyped-def]
+    table,
+    like,
+    weights,
+    tensors,
+    chunks,
+    phi,
+    rest,
+    TINY: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Add errors, each times its weight, to the sum of a group; a group that is complete becomes their average.
+
+    table: for each group the addresses of its sum so far, in float32, and of the sum of its weights (0: there are none
+    yet), its elements, how many errors are folded in and the number of the first of them, where the result is written,
+    and whether that is the average. After the groups of the chunks follow, for each error, its address, that of its
+    chunks' sums (see `_sum_chunks`), and how many chunks it has. like, weights: a pointer to the errors' dtype, and to
+    where the new sums of weights are written. WEIGHTED: all weights are 1 otherwise.
+    """
+    own, row, begin = _chunk_of(table, tensors, TILE * TILES)
+    total, so_far, n = tl.load(row), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
+    left, is_average = tl.load(row + 3), tl.load(row + 6)
+    error = table + tensors * 8 + chunks + tl.load(row + 4) * 3
+    sum_of_weights = tl.load(so_far.to(weights.dtype), mask=so_far != 0, other=0.0)
+    folded = (so_far != 0).to(tl.int32)
+    end = tl.minimum(begin + TILE * TILES, n)
+    while left > 0:
+        left -= 1
+        weight = 1.0
+        if WEIGHTED:
+            norms = tl.load(error + 1).to(tl.pointer_type(tl.float64))
+            weight = _mean_norm(norms, tl.load(error + 2), n, phi, rest)
+        sum_of_weights += weight
+        divisor = inverse(tl.maximum(sum_of_weights, TINY))
+        values, before = tl.load(error).to(like.dtype), total.to(weights.dtype)
+        to = tl.where(left == 0, tl.load(row + 5), total).to(weights.dtype)
+        tl.debug_barrier()  # the sum so far is there
+        first = begin
+        while first < end:
+            at = first + tl.arange(0, TILE)
+            added = tl.load(values + at, mask=at < n, other=0.0).to(tl.float32) * weight
+            more = tl.load(before + at, mask=(at < n) & (folded != 0), other=0.0) + added
+            more = tl.where(folded == 0, added, more)  # 0 + -0 is 0
+            if (left == 0) & (is_average != 0):
+                more = times(more, divisor)
+            tl.store(to + at, more, mask=at < n)
+            first += TILE
+        folded += 1
+        error += 3
+    tl.store(weights + own, sum_of_weights, mask=begin == 0)
 
 
 @jit
@@ -268,43 +397,53 @@ def _add_sent(  # type: ignore[no-untyped-def]
         rank += 1
 
 
-def select(flat: Tensor, k: int) -> Tensor:
-    """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` does.
+def select(tensors: Sequence[Tensor], ks: Sequence[int]) -> list[Tensor]:
+    """Return, for each of several 1-D tensors, what `largest_magnitudes` does: int64, ascending.
 
-    flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and at least `k`.
+    tensors: contiguous, all of float32, float16 or bfloat16, without NaN, and longer than what is selected of them, one
+    element at least.
     """
-    out = torch.empty(k, dtype=torch.int64, device=flat.device)
-    _select(((flat.data_ptr(), 0, flat.numel(), k, 0, 0),), flat, flat, out, False)
-    return out
+    until = [*accumulate(ks)]
+    out = torch.empty(until[-1], dtype=torch.int64, device=tensors[0].device)
+    rows = [(one.data_ptr(), 0, one.numel(), k, 0, end - k, 0) for one, k, end in zip(tensors, ks, until, strict=True)]
+    _select(tuple(rows), tensors[0], tensors[0], out, False)
+    return [*out.split([*ks])]
 
 
 def compress_topk_(
-    gradients: Sequence[Tensor | None], residuals: Sequence[Tensor], ks: Sequence[int], payloads: Sequence[Tensor]
+    sums: Sequence[tuple[Tensor, Tensor | None]],
+    ks: Sequence[int],
+    payloads: Sequence[Tensor],
+    checked: Sequence[Tensor | None],
+    norms: Tensor | None = None,
 ) -> Tensor:
-    """Add `gradients` to `residuals`, and take out of each sum its largest magnitudes, which `payloads` then hold.
+    """Add the second of each of `sums` to the first, and take out of it its largest magnitudes, which `payloads` hold.
 
     Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places.
 
     Args:
-        gradients: contiguous, like the residuals. None: nothing is added.
-        residuals: contiguous, all of float32, float16 or bfloat16; without NaN, and not empty.
+        sums: contiguous, all of float32, float16 or bfloat16, and not empty; without NaN, unless they are checked.
+            None: nothing is added.
         ks: how many elements of each are sent: 1 to as many as it has.
         payloads: receives what is sent of each: 1-D uint8, in memory of one message, values and int32 indices, those of
             the wider dtype first, padded to 8 bytes.
+        checked: which of the two tensors of each sum counts as zeros if it holds NaN or infinity; None: neither.
+        norms: receives what `sum_chunks` returns of what is left in all the first ones.
 
     Returns:
-        1 for each tensor whose gradient holds NaN or infinity, in place of which zeros have been added, and 0 for each
-        other: int32, on their device. The host does not wait for it.
+        1 for each sum of which a tensor counts as zeros, and 0 for each other: int32, on their device. The host does
+        not wait for it.
 
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
-    message, width, rows = payloads[0], residuals[0].element_size(), []
-    begin = message.data_ptr()
-    for one, more, k, payload in zip(residuals, gradients, ks, payloads, strict=True):
-        start, other = payload.data_ptr() - begin, 0 if more is None else more.data_ptr()
+    message, first, rows = payloads[0], sums[0][0], []
+    begin, width = message.data_ptr(), first.element_size()
+    for (one, more), k, payload, looked_at in zip(sums, ks, payloads, checked, strict=True):
+        start = payload.data_ptr() - begin
         values, indices = (start, start + width * k) if width == INDEX_BYTES else (start + INDEX_BYTES * k, start)
-        rows.append((one.data_ptr(), other, one.numel(), k, values // width, indices // INDEX_BYTES))
-    return _select(tuple(rows), residuals[0], message.view(residuals[0].dtype), message.view(torch.int32), True)
+        places = values // width, indices // INDEX_BYTES
+        rows.append((one.data_ptr(), _address(more), one.numel(), k, *places, _address(looked_at)))
+    return _select(tuple(rows), first, message.view(first.dtype), message.view(torch.int32), True, norms)
 
 
 def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
@@ -313,14 +452,74 @@ def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
     They are contiguous, of float32, float16 or bfloat16, on one device, and not empty.
 
     Returns:
-        1 for each of these, and 0 for each other: int32, on their device. The host does not wait for it.
+        1 for each of these, and 0 for each other: int64, on their device. The host does not wait for it.
     """
     first, number = gradients[0], len(gradients)
-    rows = tuple((0, one.data_ptr(), one.numel(), 0, 0, 0) for one in gradients)
-    spoilt = torch.zeros(number, dtype=torch.int32, device=first.device)
-    for kernel in (_look_for_non_finite, _blank_spoilt):
-        launch(kernel, rows, TILE * TILES, first, first, spoilt, number, TILE, TILES)
+    rows = tuple((0, 0, one.numel(), 0, 0, 0, one.data_ptr()) for one in gradients)
+    with on_device(first):
+        table, chunks = _table.__wrapped__(rows, TILE * TILES, *_where(first), (0,) * number)  # 0, as no other has it
+        spoilt = table[-number:]
+        _look_for_non_finite[(chunks,)](table, first, spoilt, table, number, 0, TILE, TILES, **EXACT)
+        _blank_spoilt[(chunks,)](table, first, spoilt, number, TILE, TILES, **EXACT)
     return spoilt
+
+
+def room_for_norms(tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return memory for the sums of the chunks of `tensors`, and the part of it for each: (chunks, 2), float64."""
+    chunks = [-(-one.numel() // (TILE * TILES)) for one in tensors]
+    room = torch.empty(sum(chunks), 2, dtype=torch.float64, device=tensors[0].device)
+    return room, room.split(chunks)
+
+
+def sum_chunks(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return, of each chunk of each of the `tensors`, the sum of magnitudes and that of squares: (chunks, 2), float64.
+
+    They are contiguous, of float32, float16 or bfloat16, on one device, and not empty.
+    """
+    room, parts = room_for_norms(tensors)
+    rows = ((one.data_ptr(), 0, one.numel(), 0, 0, 0, 0) for one in tensors)
+    launch(_sum_chunks, rows, TILE * TILES, tensors[0], tensors[0], room, len(tensors), TILE, TILES)
+    return parts
+
+
+def fold_(
+    sums: Sequence[tuple[Tensor, Tensor | None]],
+    errors: Sequence[Sequence[tuple[Tensor, Tensor | None]]],
+    into: Sequence[tuple[Tensor, bool]],
+    phi: float | None,
+) -> Sequence[Tensor]:
+    """Add to each of several sums some errors, one after the other, each times its weight.
+
+    A weight is phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of an error, in float32; without phi it is
+    1. Products, sums and quotients are rounded each.
+
+    Args:
+        sums: contiguous float32, and the sum of weights so far, 0-D; None: there is none, and this is memory for it,
+            which may be that of its first error.
+        errors: those of each sum, at least one: contiguous, as large, all of float32, float16 or bfloat16, and what
+            `sum_chunks` returns of it, which is needed with phi.
+        into: where each sum is written, float32, and whether it is divided by the sum of weights first.
+
+    Returns:
+        the new sums of weights: 0-D.
+    """
+    like, rows, listed = errors[0][0][0], list[Row](), list[int]()
+    for (total, so_far), own, (to, is_average) in zip(sums, errors, into, strict=True):
+        places = total.data_ptr(), _address(so_far), total.numel(), len(own), len(listed) // 3
+        rows.append((*places, to.data_ptr(), int(is_average)))
+        for error, norms in own:
+            listed += [error.data_ptr(), _address(norms), 0 if norms is None else len(norms)]
+    weights = torch.empty(len(rows), dtype=torch.float32, device=like.device)
+    shares = (0.0, 0.0) if phi is None else (c_float(phi).value, c_float(1 - phi).value)
+    numbers = *shares, TINY, phi is not None, TILE, TILES
+    with on_device(like):
+        table, chunks = _table(tuple(rows), TILE * TILES, *_where(like), tuple(listed))
+        _fold[(chunks,)](table, like, weights, len(rows), chunks, *numbers, **EXACT)
+    return weights.unbind()
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def add_topk_(
@@ -344,7 +543,7 @@ def add_topk_(
     ranks, width, rows = len(sent[0]), INDEX_BYTES, []
     for target, (at, *_), (count, *_) in zip(targets, places, counts, strict=True):
         value_at = (at - first.data_ptr()) // width
-        rows.append((target.data_ptr(), 0, target.numel(), count, value_at, value_at + count))
+        rows.append((target.data_ptr(), 0, target.numel(), count, value_at, value_at + count, 0))
     numbers = len(rows), ranks, distance // width, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
     launch(_add_sent, rows, SENT_TILE, first, first.view(torch.float32), first.view(torch.int32), *numbers)
 
@@ -363,26 +562,28 @@ def launch(kernel: Any, rows: Iterable[Row], size: int, like: Tensor, *arguments
         kernel[(chunks,)](table, *arguments, **EXACT)
 
 
-def _select(rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tensor, takes: bool) -> Tensor:
+def _select(
+    rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tensor, takes: bool, norms: Tensor | None = None
+) -> Tensor:
     """Launch the kernels for the tensors in `rows`, which are like `first`; return which gradients were not finite."""
     integer, bits = (torch.int32, 31) if first.element_size() == 4 else (torch.int16, 15)
-    tensors, digits, size = len(rows), (bits + 1) // 8, TILE * TILES
-    device, raw = first.device, values.view(integer)
+    tensors, digits, tiles = len(rows), (bits + 1) // 8, (TILE, TILES)
+    raw, device = values.view(integer), first.device
     with on_device(first):
-        table, chunks = _table(rows, size, *_where(first))
-        state = torch.zeros(tensors * (digits * BINS + 1), dtype=torch.int32, device=device)
-        counts, spoilt = state, state[tensors * digits * BINS :]
+        table, chunks = _table(rows, TILE * TILES, *_where(first), (0,) * (tensors + 1))
+        arrived, spoilt = table[-1:], table[-1 - tensors :]
+        counts = torch.empty(tensors * digits * BINS, dtype=torch.int32, device=device)
         answers = torch.empty(tensors, dtype=torch.int32, device=device)
-        found = torch.empty(2 * chunks, dtype=torch.int32, device=device)
-        grid, tiles = (chunks,), (TILE, TILES)
-        if takes:
-            _look_for_non_finite[grid](table, values, spoilt, tensors, *tiles, **EXACT)
+        until = torch.empty(2 * chunks, dtype=torch.int32, device=device)
+        _look_for_non_finite[(chunks,)](table, values, spoilt, counts, tensors, digits, *tiles, **EXACT)
         for row in range(digits):
-            numbers = tensors, row, bits, *tiles, takes
-            _histogram[grid](table, values, raw, spoilt, answers, counts, *numbers, **EXACT)
-        _count_selected[grid](table, raw, counts, found, tensors, chunks, bits, *tiles, **EXACT)
-        until = found.cumsum(0, dtype=torch.int32)
-        _write_selected[grid](table, raw, indices, counts, until, tensors, chunks, bits, *tiles, takes, **EXACT)
+            numbers = tensors, row, bits, *tiles
+            _histogram[(chunks,)](table, values, raw, spoilt, answers, counts, *numbers, **EXACT)
+        numbers = tensors, chunks, bits, *tiles
+        _count_selected[(chunks,)](table, raw, counts, until, arrived, *numbers, **EXACT)
+        room, flags = values if norms is None else norms, (takes, norms is not None)
+        found = values, raw, indices, counts, until, spoilt, room
+        _write_selected[(chunks,)](table, *found, *numbers, *flags, **EXACT)
     return answers
 
 
@@ -392,13 +593,15 @@ def _where(tensor: Tensor) -> tuple[torch.device, int]:
 
 
 @lru_cache(maxsize=512)
-def _table(rows: tuple[Row, ...], size: int, device: torch.device, stream: int) -> tuple[Tensor, int]:
-    """Return a table of the tensors in `rows` on `device`, and of which tensor each chunk of `size` is; and the number
-    of chunks. It is kept for the next step with these addresses, for one `stream`, which has waited for the copy."""
+def _table(
+    rows: tuple[Row, ...], size: int, device: torch.device, stream: int, more: tuple[int, ...] = ()
+) -> tuple[Tensor, int]:
+    """Return on `device` the `rows`, of which tensor each chunk of `size` is, and what is to follow; and the number of
+    chunks. It is kept for the next step with these addresses, for one `stream`, which has waited for the copy."""
     chunks = [max(1, -(-row[2] // size)) for row in rows]
     table = np.column_stack((np.array(rows, np.int64), np.cumsum([0, *chunks[:-1]])))
     owners = np.repeat(np.arange(len(rows)), chunks)
-    made = torch.from_numpy(np.concatenate((table.reshape(-1), owners)))
+    made = torch.from_numpy(np.concatenate((table.reshape(-1), owners, np.array(more, np.int64))))
     if device.type == "cuda":
         made = made.pin_memory()  # the host does not wait for the copy
     return made.to(device, non_blocking=True), len(owners)

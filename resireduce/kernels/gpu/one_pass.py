@@ -1,12 +1,10 @@
-"""Kernels that go over one tensor once: the mean of its norms, where rows cross columns, codes of few bits.
+"""Kernels that go over one tensor once: where rows cross columns, codes of few bits.
 
 The modules of the kernels can be imported, and read, without Triton.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from ctypes import c_float
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +17,8 @@ try:
 except ImportError:
     triton, tl = None, SimpleNamespace(constexpr=int)  # what signatures name
 
-TILE, NORM_TILE = 1024, 2048
-"""Elements that are processed at once, powers of two: of codes, or columns of a matrix; and of norms."""
-SUM_PROGRAMS, MOST = 4, 1024
-"""Most programs of `mean_norm` for each multiprocessor; and in all, a power of two."""
+TILE = 1024
+"""Elements that are processed at once, a power of two: of codes, or columns of a matrix."""
 BLOCK, ROWS = 64, 32
 """Elements of a block that has a scale, and blocks of one program: powers of two."""
 TINY = torch.finfo(torch.float32).tiny
@@ -42,12 +38,6 @@ def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     """Return a context in which Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
     elsewhere = tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
     return torch.cuda.device(tensor.device) if elsewhere else nullcontext()
-
-
-@cache
-def at_once(device: torch.device) -> int:
-    """Return how many multiprocessors `device` has; for the interpreter, which runs programs in turn, one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 # --- Quotients of float32 numbers, rounded once, by a product: many are divided by one, which is inverted once ---
@@ -70,56 +60,6 @@ def times(x, inverted):  # type: ignore[no-untyped-def]
     product = x.to(tl.float64) * inverted
     bits = (product.to(tl.int64, bitcast=True) + 4) & -8  # to 50 bits, of infinity none
     return bits.to(tl.float64, bitcast=True).to(tl.float32)
-
-
-# --- The mean of a residual's norms ---
-
-
-@jit
-def _mean_norm(  # type: ignore[no-untyped-def]
-    flat, sums, arrived, mean, n, phi, rest, size, root, TILE: tl.constexpr, MOST: tl.constexpr
-):
-    """Write phi |x|_1 / size + rest |x|_2 / root for the `n` elements: the last program to come adds up all sums.
-
-    sums: room for two float64 numbers of each program. arrived: a counter, 0 at first, of the programs that have come.
-    """
-    own, programs = tl.program_id(0), tl.num_programs(0)
-    at = own * TILE + tl.arange(0, TILE)
-    magnitudes, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
-    start = 0
-    while start + own * TILE < n:
-        value = tl.abs(tl.load(flat + start + at, mask=start + at < n, other=0.0).to(tl.float64))
-        magnitudes += value
-        squares += value * value
-        start += programs * TILE
-    tl.store(sums + own, tl.sum(magnitudes))
-    tl.store(sums + programs + own, tl.sum(squares))
-    tl.debug_barrier()  # both are written
-    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") + 1 == programs:
-        of = tl.arange(0, MOST)
-        l1 = tl.sum(tl.load(sums + of, mask=of < programs, other=0.0, volatile=True)).to(tl.float32)
-        square = tl.sum(tl.load(sums + programs + of, mask=of < programs, other=0.0, volatile=True))
-        l2 = tl.sqrt(square).to(tl.float32)
-        first = ((phi * l1).to(tl.float64) / size).to(tl.float32)
-        second = ((rest * l2).to(tl.float64) / root).to(tl.float32)
-        tl.store(mean, first + second)
-
-
-def mean_norm(x: Tensor, phi: float, tile: int = NORM_TILE) -> Tensor:
-    """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, float32, on its device.
-
-    x: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. Sums are formed in float64, in an order that
-    depends on n and the device alone; norms, products and quotients are rounded to float32 each, as on a CPU. tile: how
-    many elements are processed at once, a power of two.
-    """
-    n = x.numel()
-    programs = min(-(-n // tile), SUM_PROGRAMS * at_once(x.device), MOST)
-    room = torch.zeros(2 * programs + 1, dtype=torch.float64, device=x.device)
-    mean = torch.empty((), dtype=torch.float32, device=x.device)
-    weights = (c_float(one).value for one in (phi, 1 - phi, n, n**0.5))  # as kernels are given them
-    with on_device(x):
-        _mean_norm[(programs,)](x, room, room[-1:].view(torch.int32), mean, n, *weights, tile, MOST, **EXACT)
-    return mean
 
 
 # --- The elements of a matrix where some rows cross some columns ---

@@ -7,8 +7,16 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu.blocks import add_blocks_, compress_blocks_
-from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, select
-from resireduce.kernels.gpu.one_pass import BLOCK, cross_, decode_add_, encode, mean_norm
+from resireduce.kernels.gpu.bucket import (
+    add_topk_,
+    blank_spoilt_,
+    compress_topk_,
+    fold_,
+    room_for_norms,
+    select,
+    sum_chunks,
+)
+from resireduce.kernels.gpu.one_pass import BLOCK, cross_, decode_add_, encode
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
@@ -47,7 +55,7 @@ def _largest(flat: Tensor, k: int) -> Tensor:
 
 def _selects(flat: Tensor) -> bool:
     n = flat.numel()
-    return all(torch.equal(select(flat, k), _largest(flat, k)) for k in {1, n // 100 + 1, n // 2, n - 1})
+    return all(torch.equal(select([flat], [k])[0], _largest(flat, k)) for k in {1, n // 100 + 1, n // 2, n - 1})
 
 
 def _compresses(flat: Tensor) -> bool:
@@ -63,7 +71,9 @@ def _compresses(flat: Tensor) -> bool:
     residuals, ks = [one.clone() for one in sums], [one.numel() // 99 + 1 for one in sums]
     sizes = [-(-(flat.itemsize + 4) * k // 8) * 8 for k in ks]
     parts = torch.full((sum(sizes),), 7, dtype=torch.uint8, device=flat.device).split(sizes)
-    same = [compress_topk_(gradients, residuals, ks, parts).tolist() == [0, 0, 0, 1, 0, 0]]
+    pairs, (room, norms) = [*zip(residuals, gradients, strict=True)], room_for_norms(sums)
+    same = [compress_topk_(pairs, ks, parts, gradients, room).tolist() == [0, 0, 0, 1, 0, 0]]
+    same += map(torch.equal, norms, sum_chunks(residuals))
     for one, more, k, left, part in zip(sums, gradients, ks, residuals, parts, strict=True):
         whole = one if more is None or more.isnan().any() else one + more
         chosen = _largest(whole, k)
@@ -100,11 +110,24 @@ def _adds_sent(flat: Tensor) -> bool:
     return all(map(same_bits, targets, sums))
 
 
-def _weighs(flat: Tensor) -> bool:
-    """Return whether the mean of norms is the same to 1e-6, since its last bits may differ."""
-    numbers = flat.double()
-    mean = 0.3 * numbers.abs().mean() + 0.7 * numbers.square().mean().sqrt()
-    return bool((mean_norm(flat, 0.3) - mean).abs() <= 1e-6 * mean)
+def _folds(flat: Tensor) -> bool:
+    """Return whether a sum of three tensors by weights is the same to 1e-6, since last bits of weights may differ, and
+    has the same bits without weights; the first two are added first, and the third with what is divided."""
+    errors = [flat, flat.flip(0), flat.roll(7)]
+    same = True
+    for phi in (None, 0.3):
+        total, into = torch.empty_like(flat, dtype=torch.float32), torch.full_like(flat, 7.0, dtype=torch.float32)
+        pairs = [*zip(errors, sum_chunks(errors), strict=True)]
+        (weight,) = fold_([(total, None)], [pairs[:2]], [(total, False)], phi)
+        fold_([(total, weight)], [pairs[2:]], [(into, True)], phi)
+        numbers = [one.float() for one in errors]
+        weights = [torch.ones((), device=flat.device) for _ in errors]
+        if phi is not None:
+            wide = [one.double() for one in errors]
+            weights = [(phi * one.abs().mean() + (1 - phi) * one.square().mean().sqrt()).float() for one in wide]
+        plain = (numbers[0] * weights[0] + numbers[1] * weights[1] + numbers[2] * weights[2]) / sum(weights)
+        same &= same_bits(into, plain) if phi is None else bool((into - plain).norm() <= 1e-6 * plain.norm())
+    return same
 
 
 def _crosses(flat: Tensor) -> bool:
@@ -170,7 +193,7 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "gradients that are not finite": _blanks,
     "add what was sent": _adds_sent,
     "rows and columns": _crosses,
-    "mean of norms": _weighs,
+    "sum of a group": _folds,
     "8 bits": partial(_codes, 8),
     "4 bits": partial(_codes, 4),
     "levels of 8 bits": partial(_levels, 8),
