@@ -45,8 +45,6 @@ copy_each_ = torch._foreach_copy_
 """Copies one list of tensors to another by few launches. Without it: `copy_` for each."""
 add_each_ = torch._foreach_add_
 """Adds one list of tensors to another by few launches. Without it: `add_` for each."""
-norm_of_each = torch._foreach_norm
-"""Returns the norm of each tensor by few launches. Without it: `torch.linalg.vector_norm` for each."""
 zero_each_ = torch._foreach_zero_
 """Fills tensors with zeros by few launches. Without it: `zero_` for each."""
 is_wrapper = _python_dispatch.is_traceable_wrapper_subclass

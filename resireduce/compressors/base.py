@@ -340,15 +340,6 @@ class NoCompression(Compressor):
         """Set `grad` to zero and return it. The payload may share its memory, and then cannot be used any more."""
         return grad.zero_()
 
-    def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
-        """Return the message of a bucket. On a GPU gradients are looked at together in it, if there are several, unless
-        they change velocities before."""
-        if len(sums) == 1 or sums[0].feedback.momentum is not None:
-            return super().send(sums, finiteness)
-        message = self.message([one.name for one in sums], [self._sent(one) for one in sums])
-        finiteness.look_later_(sums, message.buffer)
-        return message
-
     def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
         """Return the message of gradients, `payloads`, whose sums are averages, since they are divided before."""
         return Dense.of(names, self, payloads)

@@ -70,35 +70,28 @@ class Finiteness:
         """Return which of `gradients`, by the names of their tensors, are not finite, of those that are checked now."""
         return [name for name, grad in gradients.items() if self.checks_at_once(grad) and not is_finite(grad)]
 
-    def look_later_(self, sums: Sequence["Sum"], packed: Tensor | None = None) -> None:
+    def look_later_(self, sums: Sequence["Sum"]) -> None:
         """Note which gradients of a bucket's `sums` are not finite, of those that have not been checked, and fill these
-        with 0; or all of `packed`, a copy of all of them in one tensor."""
-        self._look_later_({one.name: one.gradient for one in sums if one.gradient is not None}, packed)
+        with 0."""
+        self._look_later_({one.name: one.gradient for one in sums if one.gradient is not None})
 
-    def _look_later_(self, gradients: Mapping[str, Tensor], packed: Tensor | None = None) -> None:
+    def _look_later_(self, gradients: Mapping[str, Tensor]) -> None:
         names = [name for name, grad in gradients.items() if grad.numel() and not self.checks_at_once(grad)]
         there = [gradients[name] for name in names]
         if not there:
             return
-        if packed is None and in_one_launch(there):
+        if in_one_launch(there):
             from resireduce.kernels.gpu import bucket
 
             self.note(names, bucket.blank_spoilt_(there))
             return
-        if len(there) > 1:
-            norms = torch.stack(private.norm_of_each(there, torch.inf))
-        else:
-            norms = torch.linalg.vector_norm(there[0], torch.inf).view(1)
-        spoilt = norms - norms  # 0, or NaN where a norm is infinite or NaN
+        spoilt = torch.stack([torch.linalg.vector_norm(one, torch.inf) for one in there]).isfinite().logical_not()
         self.note(names, spoilt)
-        if packed is not None:
-            packed.masked_fill_(spoilt.any(), 0.0)
-            return
-        for grad, is_spoilt in zip(there, spoilt.isnan(), strict=True):
+        for grad, is_spoilt in zip(there, spoilt, strict=True):
             grad.masked_fill_(is_spoilt, 0.0)
 
     def note(self, names: Sequence[str], spoilt: Tensor) -> None:
-        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 0 elsewhere.
+        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0.
         Where each is checked when it comes, all were finite, and nobody asks later."""
         if not self.at_once:
             self._noted.append((names, spoilt))

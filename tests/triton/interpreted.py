@@ -70,12 +70,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "half precision": {"compressor": "fp16"},
     "levels": {"compressor": "block4"},
 }
-TOP_K = {"_select", "add_topk_"}
+TOP_K = {"_select", "add_topk_", "blank_spoilt_"}
 USED = {
     "float32": TOP_K,
-    "rows and columns": TOP_K | {"cross_", "blank_spoilt_"},
+    "rows and columns": TOP_K | {"cross_"},
     "weighted": TOP_K | {"fold_"},
-    "int4 in the host's memory": TOP_K | {"encode", "decode_add_", "blank_spoilt_"},
+    "int4 in the host's memory": TOP_K | {"encode", "decode_add_"},
     "half precision": {"blank_spoilt_"},
     "levels": {"blank_spoilt_", "compress_blocks_", "add_blocks_"},
 }
