@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
+from torch import nn
 
 from benchmarks.__main__ import main
 from benchmarks.core.files import load_json
@@ -13,8 +15,9 @@ from benchmarks.core.paths import ROOT
 from benchmarks.micro import counts_command
 from benchmarks.micro.operations_command import OF_TABLE
 from benchmarks.training.count_cases import INPUTS, counted, list_cases
-from benchmarks.training.operations import WAYS
+from benchmarks.training.operations import WAYS, count
 from benchmarks.training.operations import counted as counted_operations
+from resireduce.grouping import Grouping
 
 KNOWN = {
     "dgc-simple, 2 rounds": ((1.00, 1.02, 0.98), (1.7, None, 1.1)),
@@ -62,3 +65,19 @@ def test_the_committed_counts_of_operations_on_a_gpu_are_those_of_today() -> Non
     rows = load_json(ROOT / "results/reference/operations.json")["rows"]
     assert [(row["model"], row["way"]) for row in rows] == [(model, way) for model in OF_TABLE for way in WAYS]
     assert counted_operations("resnet50") == [row for row in rows if row["model"] == "resnet50"]
+    assert all(sum(row["launches"].values()) <= 12 * row["buckets"] for row in rows)
+
+
+@pytest.mark.parametrize("way", ["none", "fp16", "topk", "block8", "w"])
+def test_a_bucket_of_many_tensors_launches_no_more_than_one_of_few(way: str) -> None:
+    def launches(tensors: int) -> dict[str, int]:
+        with torch.device("meta"):
+            model = nn.Sequential(*(nn.Linear(200, 200, bias=False) for _ in range(tensors)))
+        names = tuple(name for name, _ in model.named_parameters())
+        grouping = Grouping(groups=(names,), specific=())
+        settings = {"scheme": "w", "compressor": "topk", "groups": grouping} if way == "w" else WAYS[way]
+        counts = count(model, {**settings, "merge": "one"})
+        assert counts["buckets"] == 1
+        return counts["launches"]
+
+    assert launches(3) == launches(20)
