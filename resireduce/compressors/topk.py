@@ -93,10 +93,11 @@ class TopK(Selecting, SparseCompressor):
         """
         if type(self) is not TopK:  # a subclass may select others
             return super().send(sums, finiteness)
-        gradients = [one.gradient for one in sums if one.gradient is not None]
-        looks = len(gradients) == len(sums) and self._in_kernels(gradients)
-        finiteness.look_later_([one for one in sums if not (looks and one.is_addition)])
-        checked = [one.gradient if looks and one.is_addition else None for one in sums]
+        checked = [one.gradient for one in sums if one.gradient is not None]
+        looks = len(checked) == len(sums) and self._in_kernels(checked) and all(one.is_addition for one in sums)
+        if not looks:
+            finiteness.look_later_(sums)
+            checked = []
         pairs = [one.addends_() for one in sums]
         names, rests = [one.name for one in sums], [dense for dense, _ in pairs]
         buffer, payloads, spoilt, norms = self.take_from_sums_(pairs, checked, any(one.residual.weighs for one in sums))
@@ -110,7 +111,7 @@ class TopK(Selecting, SparseCompressor):
         return not self.half and in_one_launch(tensors)
 
     def take_from_sums_(
-        self, pairs: Sequence[tuple[Tensor, Tensor | None]], checked: Sequence[Tensor | None], weighs: bool = False
+        self, pairs: Sequence[tuple[Tensor, Tensor | None]], checked: Sequence[Tensor], weighs: bool = False
     ) -> tuple[Tensor, list[Payload], Tensor | None, Sequence[Tensor]]:
         """Add the second of each of the `pairs` to the first, and take out the largest magnitudes.
 

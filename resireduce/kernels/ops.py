@@ -300,7 +300,8 @@ def _rank(expected: float) -> int:
 
 def in_one_launch(tensors: Sequence[Tensor]) -> bool:
     """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
-    alike = in_triton(*tensors) and all(one.dtype == tensors[0].dtype and one.numel() for one in tensors)
+    known = tensors[0].dtype
+    alike = in_triton(*tensors) and all(one.dtype == known and 0 < one.numel() <= LARGEST for one in tensors)
     return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
 
 

@@ -91,11 +91,11 @@ class Residual(ABC):
         """What is read for each registered tensor; several may share it."""
 
     def __init_subclass__(cls, **options: Any):
-        """Have a `compensate_` of a subclass' own called, once a step, unless the subclass says that it only adds."""
+        """Where a subclass has a method of its own, have that called, and not what does the same in another way."""
         super().__init_subclass__(**options)
-        for name in ("addends", "absorbs") if "compensate_" in vars(cls) else ():
-            if name not in vars(cls):
-                setattr(cls, name, getattr(Residual, name))
+        for own, other in (("compensate_", "addends"), ("compensate_", "absorbs"), ("update", "update_each")):
+            if own in vars(cls) and other not in vars(cls):
+                setattr(cls, other, getattr(Residual, other))
 
     @property
     def kind(self) -> str:

@@ -78,7 +78,9 @@ class GroupResidual(Residual):
         for group, rests, ends in turns:
             for name, error, _ in rests:
                 wide = error.to(norm_dtype(error)).contiguous()  # the error of a user's compressor may not be
-                group.folded = self.fold(group.folded, wide if group.folded or is_whole(wide) else wide.clone(), name)
+                if group.folded is None and not is_whole(wide):
+                    wide = wide.clone()
+                group.folded = self.fold(group.folded, wide, name)
             yield self.finish(group.folded, group.stored) if ends else None
 
     def register(self, name: str, parameter: Tensor) -> None:
@@ -94,7 +96,7 @@ class GroupResidual(Residual):
         return addends_of(grad, self._stored[name])
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        self.update_each([(name, error(), None)], step)
+        GroupResidual.update_each(self, [(name, error(), None)], step)  # a subclass' own calls this
 
     def update_each(self, rests: Sequence[Rest], step: int) -> None:
         """Fold in the errors of these members, if it is their turn; the last one closes its group."""
@@ -116,7 +118,8 @@ class GroupResidual(Residual):
             waiting = [group.waiting.pop(name) for name in reversed(group.members) if name in group.waiting]
             if waiting or group.turn:
                 turns.append((group, waiting, True))
-        self._fold(turns, step)
+        for waited in (True, False):  # those of which nothing waits need no launch
+            self._fold([turn for turn in turns if bool(turn[1]) == waited], step)
 
     def _fold(self, turns: Sequence[Turn], step: int) -> None:
         """Fold errors into their groups, and store what is to be of those that end."""
@@ -147,14 +150,22 @@ class AverageResidual(GroupResidual):
         self._weights: dict[str, Tensor] = {}
         """Weights that are known before the errors are."""
 
+    def __init_subclass__(cls, **options: Any):
+        """Have what a subclass changes of `fold` called, one error after the other."""
+        super().__init_subclass__(**options)
+        if {"weight", "fold", "finish"} & vars(cls).keys() and "fold_each" not in vars(cls):
+            setattr(cls, "fold_each", GroupResidual.fold_each)  # noqa: B010, since it is a method
+
     def weight(self, x: Tensor) -> Tensor:
         """Return the weight of an error: 0-D, on the device of `x`, so that nothing waits for a GPU."""
         return x.new_ones(()) if self.phi is None else mean_norm(x, self.phi)
 
     def fold_each(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
         errors = [error for _, rests, _ in turns for _, error, _ in rests]
-        alone = self._weights or not all(rests for _, rests, _ in turns) or not errors or not in_one_launch(errors)
-        return super().fold_each(turns) if alone else self._fold_in_one_launch(turns)
+        begun = [group.folded[0] for group, *_ in turns if group.folded is not None]
+        known = not self._weights and all(rests for _, rests, _ in turns)
+        together = known and all(one.dtype == torch.float32 for one in begun) and errors and in_one_launch(errors)
+        return self._fold_in_one_launch(turns) if together else super().fold_each(turns)
 
     def _fold_in_one_launch(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
         from resireduce.kernels.gpu import bucket

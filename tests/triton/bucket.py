@@ -152,7 +152,7 @@ def test_what_is_left_has_the_sums_of_its_chunks(dtype: torch.dtype) -> None:
         room, norms = room_for_norms(left)
         nbytes = [-(-k * (first.element_size() + 4) // 8) * 8 for k in ks]
         parts = torch.zeros(sum(nbytes), dtype=torch.uint8).split(nbytes)
-        compress_topk_([(one, None) for one in left], ks, parts, [None] * 3, room)
+        compress_topk_([(one, None) for one in left], ks, parts, norms=room)
         for one, own, alone in zip(left, norms, sum_chunks(left), strict=True):
             chunks = [part.abs().double().numpy() for part in one.split(256)]
             expected = [[part.sum(), (part**2).sum()] for part in chunks]

@@ -3,7 +3,7 @@
 Oracles are NumPy's, from the definitions; and the library itself, which must train the same parameters without them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ from resireduce.grouping import Grouping
 from resireduce.kernels import ops
 from resireduce.kernels.gpu import blocks, bucket, one_pass, self_check
 from resireduce.kernels.gpu.one_pass import jit, tl
+from resireduce.residuals.group import AverageResidual, WeightedResidual
+from resireduce.residuals.stored import Stored
+from resireduce.scheme import Scheme
 from tests.triton.bucket import drawn
 from tests.worlds import residuals
 
@@ -61,11 +64,31 @@ def _divide(into, x, divisors, n, TILE: tl.constexpr):  # type: ignore[no-untype
 
 # --- the library with them ---
 
+
+class Thrice(AverageResidual):
+    """Weighs the errors of all members by 3, and what it folds is three times as large."""
+
+    def weight(self, x: Tensor) -> Tensor:
+        return super().weight(x) * 3
+
+    def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
+        return super().finish(folded, stored).mul_(3)
+
+
+class Halving(WeightedResidual):
+    """Keeps half of each error."""
+
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        super().update(name, lambda: error().div_(2), step)
+
+
 GROUPED = Grouping(groups=(("0.weight", "1.weight"),))
 OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "rows and columns": {"scheme": "2d", "groups": Grouping(groups=(), specific=("0.weight", "1.weight"))},
     "weighted": {"scheme": "w", "groups": GROUPED, "gradients": "kept"},
+    "weighted otherwise": {"scheme": Scheme(grouped=Thrice), "groups": GROUPED},
+    "half of each error": {"scheme": Scheme(grouped=Halving), "groups": GROUPED},
     "int4 in the host's memory": {"residual_dtype": "int4", "residual_device": "cpu"},
     "half precision": {"compressor": "fp16"},
     "levels": {"compressor": "block4"},
@@ -75,6 +98,8 @@ USED = {
     "float32": TOP_K,
     "rows and columns": TOP_K | {"cross_"},
     "weighted": TOP_K | {"fold_"},
+    "weighted otherwise": TOP_K,
+    "half of each error": TOP_K | {"sum_chunks", "fold_"},
     "int4 in the host's memory": TOP_K | {"encode", "decode_add_"},
     "half precision": {"blank_spoilt_"},
     "levels": {"blank_spoilt_", "compress_blocks_", "add_blocks_"},

@@ -12,7 +12,7 @@ A histogram of eight bits costs a warp some 40 instructions for 32 elements; of 
 from collections.abc import Iterable, Sequence
 from ctypes import c_float
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -414,7 +414,7 @@ def compress_topk_(
     sums: Sequence[tuple[Tensor, Tensor | None]],
     ks: Sequence[int],
     payloads: Sequence[Tensor],
-    checked: Sequence[Tensor | None],
+    checked: Sequence[Tensor | None] = (),
     norms: Tensor | None = None,
 ) -> Tensor:
     """Add the second of each of `sums` to the first, and take out of it its largest magnitudes, which `payloads` hold.
@@ -427,7 +427,8 @@ def compress_topk_(
         ks: how many elements of each are sent: 1 to as many as it has.
         payloads: receives what is sent of each: 1-D uint8, in memory of one message, values and int32 indices, those of
             the wider dtype first, padded to 8 bytes.
-        checked: which of the two tensors of each sum counts as zeros if it holds NaN or infinity; None: neither.
+        checked: which of the two tensors of each sum counts as zeros if it holds NaN or infinity; neither, if there is
+            none.
         norms: receives what `sum_chunks` returns of what is left in all the first ones.
 
     Returns:
@@ -438,7 +439,7 @@ def compress_topk_(
     """
     message, first, rows = payloads[0], sums[0][0], []
     begin, width = message.data_ptr(), first.element_size()
-    for (one, more), k, payload, looked_at in zip(sums, ks, payloads, checked, strict=True):
+    for (one, more), k, payload, looked_at in zip_longest(sums, ks, payloads, checked):
         start = payload.data_ptr() - begin
         values, indices = (start, start + width * k) if width == INDEX_BYTES else (start + INDEX_BYTES * k, start)
         places = values // width, indices // INDEX_BYTES

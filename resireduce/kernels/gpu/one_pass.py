@@ -25,13 +25,16 @@ TINY = torch.finfo(torch.float32).tiny
 SIZES = ("width", "tensors", "chunks")
 """Arguments for which Triton does not compile a kernel for each kind of value (1, multiples of 16, others). It does for
 those called n: with multiples of 16, several elements are read at once."""
+FLAGS = ("spoilt", "arrived")
+"""Arguments that lie anywhere in a table, for which Triton does not compile a kernel for each alignment either."""
 EXACT = {"num_warps": 8, "enable_fp_fusion": False}
 """How kernels are launched: a product is rounded before it is added to something, as in the plain form."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Return `function` as a kernel; as it is, where there is no Triton."""
-    return function if triton is None else triton.jit(do_not_specialize=SIZES)(function)
+    kinds = {"do_not_specialize": SIZES, "do_not_specialize_on_alignment": FLAGS}
+    return function if triton is None else triton.jit(**kinds)(function)
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
