@@ -7,24 +7,21 @@ work on them as usual.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.step import refuse_partly_absent
-from resireduce.errors import ConfigError, UsageError, check_count
+from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
-from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
-from resireduce.settings import Settings
-from resireduce.watchers import OtherSteps
 from resireduce.wrappers.hooks import HookState
 
 
@@ -58,26 +55,14 @@ def compress_ddp(
     UsageError of `backward()` says what a pass without `no_sync()` made wrong.
     """
     given = {name: value for name, value in locals().items() if name != "model"}
-    settings = Settings(**given, gradients="kept")
-    check_count("warm_up_steps", warm_up_steps, of="steps")
-    parameters = _parameters(model)
-    lossy = find_compressor(settings)
-    communicator = TorchCommunicator(model.process_group, shares=True)
-    feedback, _ = build_feedback(model.module, parameters, lossy, communicator, settings)
-    hook = CompressionHook(model, parameters, feedback)
-    model.register_comm_hook(hook, CompressionHook.reduce)
-    return hook
-
-
-def _parameters(model: object) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients the wrapper averages, by their names in the wrapped model."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
             "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
-    named = model.module.named_parameters()
-    return {name: one for name, one in named if one.requires_grad and name not in model.parameters_to_ignore}
+    hook = CompressionHook(given, model)
+    model.register_comm_hook(hook, CompressionHook.reduce)
+    return hook
 
 
 # --- The communication hook of DistributedDataParallel: what happens to one bucket of gradients ---
@@ -90,17 +75,19 @@ class CompressionHook(HookState):
     Gathered ones take world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
     within the backward pass, before the next is launched. The others are received when the last bucket comes.
 
-    Its `feedback` compresses the gradients of `parameters`, by name: those that the wrapper, `model`, averages.
+    It takes the options `given`, and compresses the gradients that the wrapper, `model`, averages.
     """
 
-    def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
-        super().__init__(parameters, feedback)
-        ignored = [one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore]
+    def __init__(self, given: Mapping[str, Any], model: DistributedDataParallel):
+        named, skipped = dict(model.module.named_parameters()), model.parameters_to_ignore
+        parameters = {name: one for name, one in named.items() if one.requires_grad and name not in skipped}
+        ignored = [one for name, one in named.items() if name in skipped]
         reason = (
             "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its "
             "own gradient of it: do that before the model is wrapped, or wrap it anew"
         )
-        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], reason)
+        communicator = TorchCommunicator(model.process_group, shares=True)
+        super().__init__(given, model.module, parameters, communicator, reason, ignored)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._strides = {slot: _strides(slot.parameter) for slot in self.slots}
         self._results: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of this pass
@@ -143,6 +130,10 @@ class CompressionHook(HookState):
             self._put_back()
             self._consider_absent()
             self._end_step()
+            for complete, average in self._results:
+                complete.set_result(average)
+            for held in (self._results, self._aside, self._present):
+                held.clear()
         return future
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
@@ -155,13 +146,6 @@ class CompressionHook(HookState):
             self._aside.append((slot, grad, grad.clone()))
         grad.zero_()
         return None
-
-    def _end_step(self) -> None:
-        super()._end_step()
-        for future, buffer in self._results:
-            future.set_result(buffer)
-        for held in (self._results, self._aside, self._present):
-            held.clear()
 
     def _put_back(self) -> None:
         """Put back what is aside, of tensors that no rank has used in this pass; UsageError if another rank has."""

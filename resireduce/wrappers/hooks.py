@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
 from resireduce.core.optimizer import Resumable
 from resireduce.core.step import UnderWay
-from resireduce.errors import UsageError, warn
+from resireduce.errors import UsageError, check_count, warn
+from resireduce.pipeline import build_feedback, find_compressor
+from resireduce.settings import Settings
 from resireduce.start import STEP, agree
-from resireduce.watchers import Resumed
+from resireduce.watchers import OtherSteps, Resumed
 
 
 class HookState(Resumable, ABC):
@@ -26,13 +27,30 @@ class HookState(Resumable, ABC):
     Messages of gradients that come together are launched together. Beyond a sixteenth of all gradients the oldest are
     received before the next is launched, as `UnderWay` says. Residuals are saved and loaded between backward passes.
 
-    Its `feedback` compresses gradients like `parameters`, by name.
+    It takes the options `given` to its call. `reason`: why nobody averages the gradients of other tensors of `model`
+    than `parameters` and `ignored`, and the cure. The rest is that of `build_feedback`.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
-        self.feedback, self.slots = feedback, make_slots(parameters, feedback)
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        communicator: Communicator,
+        reason: str,
+        ignored: Iterable[Tensor] = (),
+        slices: Mapping[str, nn.Parameter] | None = None,
+        **of_shards: Any,
+    ):
+        settings = Settings(**given, gradients="kept")
+        check_count("warm_up_steps", settings.warm_up_steps, of="steps")
+        lossy = find_compressor(settings)
+        feedback, _ = build_feedback(model, parameters, lossy, communicator, settings, slices, **of_shards)
+        own = parameters if slices is None else {name: one for name, one in slices.items() if one.numel()}
+        self.feedback, self.slots = feedback, make_slots(own, feedback)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
+        self._others = OtherSteps(model, [*ignored, *parameters.values()], reason)
         self._under_way = UnderWay(feedback, self.slots)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
         self._resumed, self._is_known = Resumed(feedback.residual), False
