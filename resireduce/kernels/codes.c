@@ -8,9 +8,7 @@
 
 #include "threads.h"
 
-enum { CODED = 64 }; /* numbers of a block */
-
-enum { WORDS = 624, AHEAD = 397, CHUNK = 156 * CODED };
+enum { CODED = 64 /* numbers of a block */, WORDS = 624, AHEAD = 397, CHUNK = 156 * CODED };
 
 /* The generator of torch on a CPU: Matsumoto and Nishimura, "Mersenne twister", TOMACS 1998, seeded with 32 bits. One
  * thread after the other makes the words of the next chunk of numbers, so that none is made twice. */

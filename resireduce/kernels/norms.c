@@ -6,9 +6,7 @@
 
 #include "threads.h"
 
-/* Sums of the magnitudes and of the squares of float32 numbers, sixteen of each. */
-
-enum { LANES = 16, AHEAD = 4096 };
+enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, ROWS = 8 };
 
 /* Sixteen sums of magnitudes and sixteen of squares. */
 struct sums {
@@ -37,8 +35,6 @@ static void add_elements(struct sums *sums, const float *x, int64_t n)
     *sums = so_far;
 }
 
-enum { PIECE = 1 << 16 };
-
 struct pieces {
     const float *x;
     struct sums *sums; /* of each piece, zeros at the start */
@@ -58,10 +54,7 @@ void resireduce_sums(const float *x, int64_t n, int threads, struct sums *sums)
     resireduce_in_threads(add_pieces, &task, n, PIECE, threads);
 }
 
-/* Norms of the rows and columns of a float32 matrix, added up in the order of torch's. */
-
-enum { ROWS = 8 };
-
+/* The norms of a float32 matrix, added up in the order of torch's. */
 struct norms {
     const float *matrix;
     int64_t rows, columns;

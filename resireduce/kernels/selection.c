@@ -110,8 +110,7 @@ struct search {
 
 /* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, and for NaN,
  * to 0 for others. */
-static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at,
-                                                                  int64_t count, int adds, uint8_t *restrict hits)
+INLINE void add_and_compare(const struct search *search, int64_t at, int64_t count, int adds, uint8_t *restrict hits)
 {
     float *restrict x = search->given->x + at;
     const float *restrict added = adds ? search->given->added + at : 0;
@@ -126,8 +125,7 @@ static inline __attribute__((always_inline)) void add_and_compare(const struct s
 
 /* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
  * long as these are fewer than `stop`. Return how many there are then; NO_ROOM, if it was given up. */
-static inline __attribute__((always_inline)) int64_t take(const struct search *search, int64_t at, const uint8_t *hits,
-                                                          int64_t count, int64_t stop)
+INLINE int64_t take(const struct search *search, int64_t at, const uint8_t *hits, int64_t count, int64_t stop)
 {
     for (int64_t block = at; block < at + CHUNK; block += BLOCK, hits += BLOCK) {
         uint64_t eights[BLOCK / 8];
@@ -146,45 +144,45 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
     return count;
 }
 
-/* Go through elements from number `at` on, a chunk at most, behind `count` candidates; return as `take`. */
-static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct search *search, int64_t at,
-                                                                   int64_t count, int64_t stop)
-{
-    uint8_t hits[CHUNK];
-    if (search->given->n - at < CHUNK) {
-        memset(hits, 0, sizeof hits);
-        add_and_compare(search, at, search->given->n - at, search->given->added != 0, hits);
-    } else if (search->given->added) {
-        add_and_compare(search, at, CHUNK, 1, hits);
-    } else {
-        add_and_compare(search, at, CHUNK, 0, hits);
-    }
-    return count < 0 ? count : take(search, at, hits, count, stop);
-}
-
 FOR_EACH_PROCESSOR
 static void look(const void *task, int64_t lane, int64_t stop)
 {
     const struct search *search = task;
+    const int64_t n = search->given->n, end = search->given->room * stop / search->lanes;
     int64_t count = search->given->room * lane / search->lanes;
-    const int64_t end = search->given->room * stop / search->lanes;
-    for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes) {
+    uint8_t hits[CHUNK];
+    for (int64_t group = lane; group * GROUP < n; group += search->lanes) {
         const int64_t before = count;
-        for (int64_t at = group * GROUP; at < search->given->n && at < (group + 1) * GROUP; at += CHUNK)
-            count = look_at_chunk(search, at, count, end);
+        for (int64_t at = group * GROUP; at < n && at < (group + 1) * GROUP; at += CHUNK) {
+            if (n - at < CHUNK) {
+                memset(hits, 0, sizeof hits);
+                add_and_compare(search, at, n - at, search->given->added != 0, hits);
+            } else if (search->given->added) {
+                add_and_compare(search, at, CHUNK, 1, hits);
+            } else {
+                add_and_compare(search, at, CHUNK, 0, hits);
+            }
+            count = count < 0 ? count : take(search, at, hits, count, end);
+        }
         search->counts[group] = (int32_t)(count < 0 ? count : count - before);
     }
 }
 
-/* Look at all elements. Return how many were found, or NO_ROOM. */
+/* Look at all elements. Return how many candidates all lanes have found, whose magnitudes then lie together; or NO_ROOM. */
 static int64_t look_through(const struct search *search)
 {
-    resireduce_in_threads(look, search, search->lanes, 1, search->lanes);
     int64_t total = 0;
-    for (int64_t group = 0; group * GROUP < search->given->n; group++) {
-        if (search->counts[group] < 0)
-            return NO_ROOM;
-        total += search->counts[group];
+    resireduce_in_threads(look, search, search->lanes, 1, search->lanes);
+    for (int lane = 0; lane < search->lanes; lane++) {
+        int64_t count = 0;
+        for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes) {
+            if (search->counts[group] < 0)
+                return NO_ROOM;
+            count += search->counts[group];
+        }
+        const number *from = search->magnitudes + search->given->room * lane / search->lanes;
+        memmove(search->magnitudes + total, from, count * sizeof *from);
+        total += count;
     }
     return total;
 }
@@ -213,7 +211,7 @@ struct writing {
 
 /* Write value and place of an element, if it is above the least magnitude, or equal to it and not to be passed; set it to 0
  * if it is to be taken. There is no branch on what is chosen: none could be foreseen. */
-static inline __attribute__((always_inline)) void put(const struct largest *given, int32_t place, struct writing *to)
+INLINE void put(const struct largest *given, int32_t place, struct writing *to)
 {
     number *element = (number *)given->x + place;
     const number magnitude = *element & MAGNITUDE;
@@ -223,20 +221,6 @@ static inline __attribute__((always_inline)) void put(const struct largest *give
     to->passed -= equal;
     to->count += chosen;
     *element &= (number)(chosen & given->takes) - 1;
-}
-
-/* Bring the magnitudes of the candidates that all lanes have found together. */
-static void close_up(const struct search *search)
-{
-    int64_t total = 0;
-    for (int lane = 0; lane < search->lanes; lane++) {
-        int64_t count = 0;
-        for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes)
-            count += search->counts[group];
-        const number *from = search->magnitudes + search->given->room * lane / search->lanes;
-        memmove(search->magnitudes + total, from, count * sizeof *search->magnitudes);
-        total += count;
-    }
 }
 
 /* Write the largest of the candidates. */
@@ -258,34 +242,29 @@ static void write_candidates(const struct search *search, struct writing to)
     }
 }
 
-/* Add to x[0..n) what is to be added; then write values and indices of the k largest magnitudes, from the first to the
- * last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border; where fewer
- * than k reach it, or more than there is room for, and where there is no sample, all elements are counted. */
-static void largest(const struct largest *given)
+/* For each of `count` tensors, add to x[0..n) what is to be added; then write values and indices of the k largest
+ * magnitudes, from the first to the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th
+ * element is a border; where fewer than k reach it, or more than there is room for, and where there is no sample, all
+ * elements are counted. */
+void resireduce_largest_each(const struct largest *each, int64_t count)
 {
-    struct search search = {.given = given, .border = given->room ? sampled_border(given) : INFINITY,
-                            .lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS,
-                            .magnitudes = (number *)given->scratch,
-                            .places = (int32_t *)(given->scratch + given->room),
-                            .counts = (int32_t *)(given->scratch + 2 * given->room)};
-    const int64_t count = look_through(&search);
-    struct writing to = {0};
-    if (count >= given->k) {
-        close_up(&search);
-        to.least = kth_largest(search.magnitudes, count, given->k, &to.passed);
-        write_candidates(&search, to);
-    } else {
-        to.least = count_down((const number *)given->x, given->n, given->k, &to.passed);
-        for (int64_t i = 0; to.count < given->k; i++)
-            put(given, (int32_t)i, &to);
+    for (const struct largest *given = each; given < each + count; given++) {
+        struct search search = {.given = given, .border = given->room ? sampled_border(given) : INFINITY,
+                                .lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS,
+                                .magnitudes = (number *)given->scratch,
+                                .places = (int32_t *)(given->scratch + given->room),
+                                .counts = (int32_t *)(given->scratch + 2 * given->room)};
+        const int64_t found = look_through(&search);
+        struct writing to = {0};
+        if (found >= given->k) {
+            to.least = kth_largest(search.magnitudes, found, given->k, &to.passed);
+            write_candidates(&search, to);
+        } else {
+            to.least = count_down((const number *)given->x, given->n, given->k, &to.passed);
+            for (int64_t i = 0; to.count < given->k; i++)
+                put(given, (int32_t)i, &to);
+        }
     }
-}
-
-/* Do so for each of `count` tensors, one after the other. */
-void resireduce_largest_each(const struct largest *given, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        largest(&given[i]);
 }
 
 /* --- What was sent is added to its places --- */
