@@ -6,7 +6,6 @@ work on them as usual.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -92,9 +91,9 @@ class CompressionHook(HookState):
         self._strides = {slot: _strides(slot.parameter) for slot in self.slots}
         self._results: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of this pass
         self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where an average comes, and what was there
-        self._present: set[int] = set()  # indices of slots of which this rank has a gradient
+        self._present: set[Tensor] = set()  # has a gradient, from this pass or from an earlier one within `no_sync()`
         for slot in self.slots:
-            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, self._present, slot.index))
+            slot.parameter.register_post_accumulate_grad_hook(self._present.add)
 
     @property
     def _is_within_pass(self) -> bool:
@@ -119,10 +118,9 @@ class CompressionHook(HookState):
         slots, buffer = [self._slot_of[parameter] for parameter in bucket.parameters()], bucket.buffer()
         if buffer.layout != torch.strided:
             raise UsageError(f"the gradient of {slots[0].name!r} is sparse: make its layer with sparse=False")
-        parts = buffer.split([slot.parameter.numel() for slot in slots])
-        shapes = [(slot.parameter.shape, self._strides[slot]) for slot in slots]
-        views = [part.as_strided(*shape) for part, shape in zip(parts, shapes, strict=True)]
-        self._send(dict(zip(slots, views, strict=True)), buffer)
+        pairs = zip(slots, buffer.split([slot.parameter.numel() for slot in slots]), strict=True)
+        views = {slot: part.as_strided(slot.parameter.shape, self._strides[slot]) for slot, part in pairs}
+        self._send(views, buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -138,7 +136,7 @@ class CompressionHook(HookState):
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
         """Return what is to be compressed of a gradient; None if this rank has none in this pass, and sends zeros."""
-        if slot.index in self._present:
+        if slot.parameter in self._present:
             return super()._take(slot, grad)
         if slot.parameter.grad is not None and grad.any():  # left by an earlier pass
             if not self.feedback.leaves_residual(slot.name):  # sent dense: averaged anew, as without a hook
@@ -164,19 +162,13 @@ class CompressionHook(HookState):
         if not learning and self.feedback.momentum is None:
             return
         ranks = self.feedback.communicator
-        here = torch.tensor([int(slot.index in self._present) for slot in self.slots], device=ranks.control_device)
+        here = torch.tensor([int(slot.parameter in self._present) for slot in self.slots], device=ranks.control_device)
         present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
         if self.feedback.momentum is not None:
             refuse_partly_absent(self.slots, present, ranks.world_size)
         for slot in learning:
             if not present[slot.index]:
                 self.feedback.states.forget(slot.name)
-
-
-@torch.compiler.disable
-def _mark_present(present: set[int], index: int, _: Tensor) -> None:
-    """Note that this rank has a gradient of a slot, from this pass or from an earlier one within `no_sync()`."""
-    present.add(index)
 
 
 def _strides(parameter: Tensor) -> tuple[int, ...]:
