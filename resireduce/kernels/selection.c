@@ -1,4 +1,4 @@
-/* The largest magnitudes of float32 tensors, for selection.py: found, packed and taken out; and added to their places. */
+/* The largest magnitudes of float32 tensors: found, packed and taken out; and added to their places. */
 
 #include <float.h>
 #include <math.h>
@@ -7,23 +7,10 @@
 
 #include "threads.h"
 
-enum { BINS = 256, EXPONENTS = 23, MAGNITUDE = 0x7fffffff };
+enum { BINS = 256, MAGNITUDE = 0x7fffffff };
 typedef uint32_t __attribute__((may_alias)) number;
 
 /* --- The k-th largest of some magnitudes, by their bits, which are in the order of the numbers --- */
-
-/* Write the least and the greatest of `count` numbers. */
-FOR_EACH_PROCESSOR
-static void bounds(const number *numbers, int64_t count, number *least, number *greatest)
-{
-    number low = numbers[0], high = numbers[0];
-    for (int64_t i = 1; i < count; i++) {
-        low = numbers[i] < low ? numbers[i] : low;
-        high = numbers[i] > high ? numbers[i] : high;
-    }
-    *least = low;
-    *greatest = high;
-}
 
 /* Return the bin of the k-th largest, and take from *k how many are in the bins above. Neighbours are counted apart, since
  * mostly they are alike, and one addition to a count would wait for the other: *count is how many are in the bin. */
@@ -39,49 +26,50 @@ static number find_bin(uint32_t counts[4][BINS], int64_t *k, int64_t *count)
     return bin;
 }
 
-/* Return the k-th largest of `count` magnitudes, at least k. They are counted in bins between the least and the greatest,
- * and only those that may still be it are looked at again: `bits` are lost. *passed is how many equal to it are not among
- * the k largest. */
-static number kth_largest(number *bits, int64_t count, int64_t k, int64_t *passed)
-{
-    number low, high;
-    for (bounds(bits, count, &low, &high); low < high; bounds(bits, count, &low, &high)) {
-        int shift = 0;
-        int64_t left = 0, of_bin;
-        uint32_t counts[4][BINS] = {{0}};
-        while ((high - low) >> shift >= BINS)
-            shift++;
-        for (int64_t i = 0; i < count; i++)
-            counts[i & 3][(bits[i] - low) >> shift]++;
-        const number bin = find_bin(counts, &k, &of_bin);
-        for (int64_t i = 0; i < count; i++) {
-            const number one = bits[i];
-            bits[left] = one;
-            left += (one - low) >> shift == bin;
-        }
-        count = left;
-    }
-    *passed = count - k;
-    return low;
-}
-
-/* Return the k-th largest magnitude of n elements as `kth_largest` does, without memory: four times all are counted by their
- * next eight bits, the exponent first. */
+/* Return the k-th largest of n magnitudes, at least k, of numbers with these `bits`. They are counted in 256 bins of a range
+ * that becomes narrower. With `room`, in which `bits` may lie, it lies between the least and the greatest, and only those
+ * that may still be it are looked at again. *passed is how many equal to it are not among the k largest. */
 FOR_EACH_PROCESSOR
-static number count_down(const number *bits, int64_t n, int64_t k, int64_t *passed)
+static number kth_largest(const number *bits, int64_t n, int64_t k, number *room, int64_t *passed)
 {
-    number prefix = 0;
-    for (int from = 31, shift = EXPONENTS; from > 0; from = shift, shift = shift > 8 ? shift - 8 : 0) {
-        uint32_t counts[4][BINS] = {{0}};
-        for (int64_t i = 0; i < n; i++) {
-            const number one = bits[i] & MAGNITUDE;
-            if (one >> from == prefix)
-                counts[i & 3][(one >> shift) & ((1u << (from - shift)) - 1)]++;
+    number low = 0, width = MAGNITUDE; /* of the range, less one */
+    *passed = n;
+    while (1) {
+        if (room) {
+            number high = low = bits[0] & MAGNITUDE;
+            for (int64_t i = 1; i < n; i++) {
+                const number one = bits[i] & MAGNITUDE;
+                low = one < low ? one : low;
+                high = one > high ? one : high;
+            }
+            width = high - low;
         }
-        prefix = prefix << (from - shift) | find_bin(counts, &k, passed);
+        if (width == 0)
+            break;
+        int shift = 0;
+        uint32_t counts[4][BINS] = {{0}};
+        while (width >> shift >= BINS)
+            shift++;
+        for (int64_t i = 0; i < n; i++) {
+            const number above = (bits[i] & MAGNITUDE) - low;
+            if (above <= width)
+                counts[i & 3][above >> shift]++;
+        }
+        low += find_bin(counts, &k, passed) << shift;
+        width = (1u << shift) - 1;
+        if (room) {
+            int64_t left = 0;
+            for (int64_t i = 0; i < n; i++) {
+                const number one = bits[i] & MAGNITUDE;
+                room[left] = one;
+                left += one - low <= width;
+            }
+            bits = room;
+            n = left;
+        }
     }
     *passed -= k;
-    return prefix;
+    return low;
 }
 
 /* --- Elements that reach a border, found on the way as something is added to them --- */
@@ -194,7 +182,7 @@ static float sampled_border(const struct largest *given)
     int64_t size = 0, passed;
     for (int64_t i = 0; i < given->n; i += given->step)
         given->scratch[size++] = fabsf(given->x[i] + (given->added ? given->added[i] : 0));
-    const number bits = kth_largest((number *)given->scratch, size, given->wanted, &passed);
+    const number bits = kth_largest((number *)given->scratch, size, given->wanted, (number *)given->scratch, &passed);
     float border;
     memcpy(&border, &bits, sizeof border);
     return border > 0 ? border : FLT_TRUE_MIN;
@@ -257,10 +245,10 @@ void resireduce_largest_each(const struct largest *each, int64_t count)
         const int64_t found = look_through(&search);
         struct writing to = {0};
         if (found >= given->k) {
-            to.least = kth_largest(search.magnitudes, found, given->k, &to.passed);
+            to.least = kth_largest(search.magnitudes, found, given->k, search.magnitudes, &to.passed);
             write_candidates(&search, to);
         } else {
-            to.least = count_down((const number *)given->x, given->n, given->k, &to.passed);
+            to.least = kth_largest((const number *)given->x, given->n, given->k, 0, &to.passed);
             for (int64_t i = 0; to.count < given->k; i++)
                 put(given, (int32_t)i, &to);
         }
