@@ -120,29 +120,26 @@ static void encode(const void *task, int64_t lane, int64_t last_lane)
     }
 }
 
-/* Add the numbers from number `start` on, a block at most. */
-INLINE void add_block(const struct coded *from, int64_t start, int64_t count)
-{
-    const uint8_t *bytes = from->codes + start * from->bits / 8;
-    const float scale = from->scales[start / CODED];
-    float *restrict x = from->x + start, decoded[CODED];
-    if (from->bits == 8)
-        for (int64_t i = 0; i < count; i++)
-            decoded[i] = (float)(int8_t)bytes[i];
-    else
-        for (int64_t i = 0; i < (count + 1) / 2; i++) {
-            decoded[2 * i] = (float)((bytes[i] & 15) - 8);
-            decoded[2 * i + 1] = (float)((bytes[i] >> 4) - 8);
-        }
-    for (int64_t i = 0; i < count; i++)
-        x[i] += decoded[i] * scale;
-}
-
 FOR_EACH_PROCESSOR
 static void decode_add(const void *task, int64_t start, int64_t stop)
 {
-    for (; start < stop; start += CODED)
-        add_block(task, start, stop - start < CODED ? stop - start : CODED);
+    const struct coded *from = task;
+    for (; start < stop; start += CODED) {
+        const int64_t count = stop - start < CODED ? stop - start : CODED;
+        const uint8_t *bytes = from->codes + start * from->bits / 8;
+        const float scale = from->scales[start / CODED];
+        float *restrict x = from->x + start, decoded[CODED];
+        if (from->bits == 8)
+            for (int64_t i = 0; i < count; i++)
+                decoded[i] = (float)(int8_t)bytes[i];
+        else
+            for (int64_t i = 0; i < (count + 1) / 2; i++) {
+                decoded[2 * i] = (float)((bytes[i] & 15) - 8);
+                decoded[2 * i + 1] = (float)((bytes[i] >> 4) - 8);
+            }
+        for (int64_t i = 0; i < count; i++)
+            x[i] += decoded[i] * scale;
+    }
 }
 
 /* Store x[0..n) as codes of 8 or 4 `bits` and a scale for each block: the same in any number of threads. */
