@@ -36,10 +36,26 @@ class Unit:
     """One unit: this rank's slices of its gradients, and the flat tensor that its reduce-scatter leaves.
 
     `group` is the FSDPParamGroup in torch, of the `module` that is called `name` in the model; `names` are those of
-    parameters, by id.
+    parameters, by id. Raises ConfigError unless it is sharded over one dimension, and has no hook.
     """
 
     def __init__(self, name: str, module: FSDPModule, group: Any, names: Mapping[int, str]):
+        if has_replicas(group):
+            raise ConfigError(
+                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+                "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
+            )
+        if group._all_reduce_hook is not None:
+            raise ConfigError(
+                f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
+                "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
+            )
+        split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
+        if split:
+            raise ConfigError(
+                f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
+                "which is not supported; give a model that only fully_shard has split"
+            )
         self.name, self.module, self.group = name, module, group
         self.trained: dict[str, Any] = {}
         """The FSDPParam of each trained parameter, by its name in the model, in the order of the flat tensor."""
@@ -131,7 +147,6 @@ def find_units(model: nn.Module) -> list[Unit]:
     found: dict[int, Unit] = {}
     for name, module in sharded:
         for group in held_by(module._get_fsdp_state()):
-            _check_group(group, name)
             if id(group) not in found and trained_by(group):
                 found[id(group)] = Unit(name, module, group, names)
     if not found:
@@ -140,35 +155,6 @@ def find_units(model: nn.Module) -> list[Unit]:
             "torch.distributed.fsdp on it first, or use resireduce.distribute(...), which needs no sharding"
         )
     return list(found.values())
-
-
-def _check_group(group: Any, name: str) -> None:
-    """Raise ConfigError unless what FSDP reduces at once is sharded over one dimension, and has no hook."""
-    if has_replicas(group):
-        raise ConfigError(
-            f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
-            "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
-        )
-    if group._all_reduce_hook is not None:
-        raise ConfigError(
-            f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
-            "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
-        )
-    split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
-    if split:
-        raise ConfigError(
-            f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
-            "which is not supported; give a model that only fully_shard has split"
-        )
-
-
-def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
-    """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
-    found: dict[str, nn.Parameter] = {}
-    for unit in units:
-        flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
-        found |= {name: nn.Parameter(view, requires_grad=False) for name, view in unit.views(flat).items()}
-    return found
 
 
 def groups_of(units: Sequence[Unit]) -> list[Any]:
@@ -196,7 +182,10 @@ class ShardedCompressionHook(HookState):
         across = _replicas(replicate, ranks)
         self._shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
         place = self._shards.rank, self._shards.world_size
-        slices = likes(self.units)
+        slices: dict[str, nn.Parameter] = {}  # like those of gradients, without memory of their own
+        for unit in self.units:
+            flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
+            slices |= {name: nn.Parameter(view, requires_grad=False) for name, view in unit.views(flat).items()}
         parameters = {name: parameter for name, parameter in model.named_parameters() if name in slices}
         found = {f"unit {unit.name!r}": f"{[*unit.trained]} in {unit.dtype}" for unit in self.units}
         reason = (
@@ -247,6 +236,7 @@ class ShardedCompressionHook(HookState):
         self._failed = False
 
     def _begin(self, unit: Unit, flat: Tensor) -> None:
+        """Before `unit` is sent, refuse what would be wrong, and have the step end with this backward pass."""
         refuse_compiled_autograd()
         refuse_capture(flat.device)
         unit.check(flat)
@@ -257,7 +247,19 @@ class ShardedCompressionHook(HookState):
                 mine = str(digest([one.sharded_param.detach().to_local()]))
                 values[f"values of {one._param_fqn} (a checksum), tensor {number}"] = mine
             self._look_around([one.sharded_param for one in held], values, beside=self._shards)
-        self._begin_pass()
+        task = private.current_pass()
+        if task == -1:
+            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
+        if task != self._task:  # a new pass: which unit is its last is not known, as it may leave out any
+            self._task = task
+            private.at_end_of_pass(partial(self._end_pass, False))
+            for group in groups_of(self.units):
+                if group._all_reduce_hook is None and not has_replicas(group) and (trained := trained_by(group)):
+                    raise UsageError(
+                        f"{trained[0]._param_fqn!r} is trained, and each replica would keep a gradient of its own: it "
+                        "was unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of "
+                        "the model that was given to that. Unfreeze and shard before, and give it the whole model"
+                    )
         if unit in self._reduced:
             decays = any(isinstance(self.feedback.residual.of(slot.name), DecayedResidual) for slot in self.slots)
             if decays or self.feedback.momentum is not None:
@@ -268,26 +270,12 @@ class ShardedCompressionHook(HookState):
                 )
             self.feedback.end_step(self.steps)  # of the residuals, so that they may be used again
             self._reduced.clear()
-        if flat.is_cuda:
-            self._hold(flat)
-
-    def _begin_pass(self) -> None:
-        """Have the step end with this backward pass, unless that is arranged: their count does not show which unit is
-        the last, since a pass may leave out any, as stochastic depth does, and reduce another one twice."""
-        task = private.current_pass()
-        if task == -1:
-            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
-        if task == self._task:
-            return
-        self._task = task
-        private.at_end_of_pass(partial(self._end_pass, False))
-        for group in groups_of(self.units):
-            if group._all_reduce_hook is None and not has_replicas(group) and (trained := trained_by(group)):
-                raise UsageError(
-                    f"{trained[0]._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
-                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
-                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
-                )
+        if flat.is_cuda:  # memory of other streams must not be given to others while this one uses it
+            self._stream = torch.cuda.current_stream(flat.device)
+            for tensor in (flat, *(self.feedback.state_dict(0).values() if self._is_fresh else ())):
+                if tensor.is_cuda:
+                    tensor.record_stream(self._stream)
+            self._is_fresh = False
 
     def _end_pass(self, is_last: bool) -> None:
         """End the step, unless FSDP may have units to reduce in callbacks after this one, or this pass is within
@@ -301,14 +289,6 @@ class ShardedCompressionHook(HookState):
                 self._end_step()
             if self._stream is not None:
                 torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-    def _hold(self, flat: Tensor) -> None:
-        """Keep memory of other streams from being reused while the hook's stream uses it."""
-        self._stream = torch.cuda.current_stream(flat.device)
-        for tensor in (flat, *(self.feedback.state_dict(0).values() if self._is_fresh else ())):
-            if tensor.is_cuda:
-                tensor.record_stream(self._stream)
-        self._is_fresh = False
 
     # --- saved states, for torch.distributed.checkpoint ---
 
