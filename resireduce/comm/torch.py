@@ -34,10 +34,9 @@ class Pooled:
     """Whether no optimizer of this rank uses it."""
 
 
-Pools = dict[tuple[tuple[int, ...], Partition], list[Pooled]]
-"""By ranks and how they are divided, in the order in which all have made them."""
-_pools: weakref.WeakKeyDictionary[dist.ProcessGroup, Pools] = weakref.WeakKeyDictionary()
-"""By the group of all ranks, which is another one if torch.distributed is started again."""
+_pools: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, list[Pooled]]] = weakref.WeakKeyDictionary()
+"""By the group of all ranks, which is another one if torch.distributed is started again; then by ranks and how they are
+divided, in the order in which all have made them."""
 
 
 def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
@@ -92,7 +91,7 @@ class TorchCommunicator(Communicator):
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, shares: bool = False, parts: Partition = ()):
-        if not dist.is_available() or not dist.is_initialized():
+        if not dist.is_initialized():
             raise ConfigError(
                 "backend: 'torch' needs torch.distributed.init_process_group(...) first; "
                 "start the script with torchrun, or choose backend='local' for one process"

@@ -98,17 +98,19 @@ struct search {
 
 /* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, and for NaN,
  * to 0 for others. */
-INLINE void add_and_compare(const struct search *search, int64_t at, int64_t count, int adds, uint8_t *restrict hits)
+INLINE void add_and_compare(const struct search *search, int64_t at, int64_t count, uint8_t *restrict hits)
 {
     float *restrict x = search->given->x + at;
-    const float *restrict added = adds ? search->given->added + at : 0;
+    const float *restrict added = search->given->added;
     const float border = search->border;
-    for (int64_t i = 0; i < count; i++) {
-        const float value = adds ? x[i] + added[i] : x[i];
-        if (adds)
-            x[i] = value;
-        hits[i] = !(fabsf(value) < border);
-    }
+    if (added)
+        for (int64_t i = 0; i < count; i++) {
+            x[i] += added[at + i];
+            hits[i] = !(fabsf(x[i]) < border);
+        }
+    else
+        for (int64_t i = 0; i < count; i++)
+            hits[i] = !(fabsf(x[i]) < border);
 }
 
 /* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
@@ -142,14 +144,9 @@ static void look(const void *task, int64_t lane, int64_t stop)
     for (int64_t group = lane; group * GROUP < n; group += search->lanes) {
         const int64_t before = count;
         for (int64_t at = group * GROUP; at < n && at < (group + 1) * GROUP; at += CHUNK) {
-            if (n - at < CHUNK) {
+            if (n - at < CHUNK)
                 memset(hits, 0, sizeof hits);
-                add_and_compare(search, at, n - at, search->given->added != 0, hits);
-            } else if (search->given->added) {
-                add_and_compare(search, at, CHUNK, 1, hits);
-            } else {
-                add_and_compare(search, at, CHUNK, 0, hits);
-            }
+            add_and_compare(search, at, n - at < CHUNK ? n - at : CHUNK, hits);
             count = count < 0 ? count : take(search, at, hits, count, end);
         }
         search->counts[group] = (int32_t)(count < 0 ? count : count - before);
