@@ -12,23 +12,10 @@ typedef uint32_t __attribute__((may_alias)) number;
 
 /* --- The k-th largest of some magnitudes, by their bits, which are in the order of the numbers --- */
 
-/* Return the bin of the k-th largest, and take from *k how many are in the bins above. Neighbours are counted apart, since
- * mostly they are alike, and one addition to a count would wait for the other: *count is how many are in the bin. */
-static number find_bin(uint32_t counts[4][BINS], int64_t *k, int64_t *count)
-{
-    number bin = BINS;
-    *count = 0;
-    do {
-        bin--;
-        *k -= *count;
-        *count = (int64_t)counts[0][bin] + counts[1][bin] + counts[2][bin] + counts[3][bin];
-    } while (*count < *k && bin > 0);
-    return bin;
-}
-
 /* Return the k-th largest of n magnitudes, at least k, of numbers with these `bits`. They are counted in 256 bins of a range
- * that becomes narrower. With `room`, in which `bits` may lie, it lies between the least and the greatest, and only those
- * that may still be it are looked at again. *passed is how many equal to it are not among the k largest. */
+ * that becomes narrower, neighbours apart: mostly they are alike, and one addition to a count would wait for the other. With
+ * `room`, in which `bits` may lie, the range is from the least to the greatest, and only those that may still be it are
+ * looked at again. *passed is how many equal to it are not among the k largest. */
 FOR_EACH_PROCESSOR
 static number kth_largest(const number *bits, int64_t n, int64_t k, number *room, int64_t *passed)
 {
@@ -55,7 +42,14 @@ static number kth_largest(const number *bits, int64_t n, int64_t k, number *room
             if (above <= width)
                 counts[i & 3][above >> shift]++;
         }
-        low += find_bin(counts, &k, passed) << shift;
+        number bin = BINS;
+        *passed = 0;
+        do {
+            bin--;
+            k -= *passed; /* those above */
+            *passed = (int64_t)counts[0][bin] + counts[1][bin] + counts[2][bin] + counts[3][bin];
+        } while (*passed < k && bin > 0);
+        low += bin << shift;
         width = (1u << shift) - 1;
         if (room) {
             int64_t left = 0;
