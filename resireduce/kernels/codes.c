@@ -74,10 +74,21 @@ struct coded {
     struct twister *source;
 };
 
-INLINE void pack(const int32_t *restrict codes, int64_t count, int bits, uint8_t *restrict bytes)
+/* Encode the numbers from number `start` on, a block at most: each is rounded to a whole multiple of the block's scale, up
+ * with the probability of what it is above. */
+INLINE void encode_block(const struct coded *to, int64_t start, int64_t count, const uint32_t *words)
 {
-    uint8_t halves[CODED + 1];
-    if (bits == 8)
+    const float *x = to->x + start, largest = to->bits == 8 ? 127.0f : 7.0f;
+    const float scale = to->scales[start / CODED] = largest_of(x, count) / largest;
+    const float step = scale > FLT_MIN ? scale : FLT_MIN;
+    uint8_t *restrict bytes = to->codes + start * to->bits / 8, halves[CODED + 1];
+    int32_t codes[CODED];
+    for (int64_t i = 0; i < count; i++) {
+        float code = floorf(x[i] / step + drawn_from(words[i]));
+        code = code < -largest ? -largest : code;
+        codes[i] = (int32_t)(code > largest ? largest : code);
+    }
+    if (to->bits == 8)
         for (int64_t i = 0; i < count; i++)
             bytes[i] = (uint8_t)codes[i];
     else {
@@ -87,22 +98,6 @@ INLINE void pack(const int32_t *restrict codes, int64_t count, int bits, uint8_t
         for (int64_t i = 0; i < (count + 1) / 2; i++)
             bytes[i] = (uint8_t)(halves[2 * i] | halves[2 * i + 1] << 4);
     }
-}
-
-/* Encode the numbers from number `start` on, a block at most: each is rounded to a whole multiple of the block's scale, up
- * with the probability of what it is above. */
-INLINE void encode_block(const struct coded *to, int64_t start, int64_t count, const uint32_t *words)
-{
-    const float *x = to->x + start, largest = to->bits == 8 ? 127.0f : 7.0f;
-    const float scale = to->scales[start / CODED] = largest_of(x, count) / largest;
-    const float step = scale > FLT_MIN ? scale : FLT_MIN;
-    int32_t codes[CODED];
-    for (int64_t i = 0; i < count; i++) {
-        float code = floorf(x[i] / step + drawn_from(words[i]));
-        code = code < -largest ? -largest : code;
-        codes[i] = (int32_t)(code > largest ? largest : code);
-    }
-    pack(codes, count, to->bits, to->codes + start * to->bits / 8);
 }
 
 /* Encode one chunk after the other, as long as there are some that no other thread has taken. */
