@@ -172,7 +172,6 @@ class CompressionHook(HookState):
 
 
 def _strides(parameter: Tensor) -> tuple[int, ...]:
-    """Return how the wrapper lays out a gradient in a bucket: like its `parameter`, if that has no gaps or overlaps,
-    which `empty_like` does not keep."""
-    like = torch.empty_like(parameter, device="meta").stride()
+    """Return how the wrapper lays out a gradient in a bucket: like its `parameter`, if that has no gaps or overlaps."""
+    like = torch.empty_like(parameter, device="meta").stride()  # without gaps
     return like if like == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()

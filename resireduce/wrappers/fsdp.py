@@ -278,8 +278,7 @@ class ShardedCompressionHook(HookState):
             self._is_fresh = False
 
     def _end_pass(self, is_last: bool) -> None:
-        """End the step, unless FSDP may have units to reduce in callbacks after this one, or this pass is within
-        another. One that no pass has reached is left as it is."""
+        """End the step of this pass, unless more units may come, in callbacks after this one or in a pass around it."""
         if self._is_within_pass:
             if not is_last:
                 private.at_end_of_pass(partial(self._end_pass, True))

@@ -74,8 +74,7 @@ class HookState(Resumable, ABC):
     def _look_around(
         self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
     ) -> None:
-        """Before the first gradients of `parameters` are sent: raise ConfigError on all ranks, also those `beside`, if
-        they go on from other steps or with other `values`; warn of a GradScaler; and watch the states of optimizers."""
+        """Compare steps and `values` of ranks, and look for scalers and optimizers of `parameters` that have come."""
         agree({**values, STEP: str(self.steps)}, self.feedback.communicator, beside=beside)
         if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
             warn(
@@ -98,12 +97,12 @@ class HookState(Resumable, ABC):
         return grad.clone(memory_format=torch.contiguous_format)
 
     def _send(self, views: Mapping[Slot, Tensor], whole: Tensor) -> None:
-        """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds, which receive the
-        averages. If nothing can be left unsent, `whole` is summed by one all-reduce in its own memory, as without a
-        hook."""
+        """Launch the messages of gradients, `views` of the `whole` of the wrapper, which receive the averages."""
         slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
         if slots and not any(self.feedback.leaves_residual(slot.name) for slot in slots):
-            for slot in slots:  # looks for NaN, and corrects momentum, in the memory of `whole`
+            # Nothing can be left unsent: one all-reduce in the memory of `whole`, as without a hook, once that has been
+            # looked at for NaN, and momentum corrected in it.
+            for slot in slots:
                 self.feedback.compress({slot.name: self._take(slot, views[slot])}, self.steps)
             dense = self.feedback.compressor_of(slots[0].name)
             message = dense.message([slots[0].name], [Payload.pack(whole, like=whole)])
