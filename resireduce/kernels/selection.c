@@ -90,23 +90,6 @@ struct search {
     int32_t *counts; /* of candidates in each group, or NO_ROOM */
 };
 
-/* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, and for NaN,
- * to 0 for others. */
-INLINE void add_and_compare(const struct search *search, int64_t at, int64_t count, uint8_t *restrict hits)
-{
-    float *restrict x = search->given->x + at;
-    const float *restrict added = search->given->added;
-    const float border = search->border;
-    if (added)
-        for (int64_t i = 0; i < count; i++) {
-            x[i] += added[at + i];
-            hits[i] = !(fabsf(x[i]) < border);
-        }
-    else
-        for (int64_t i = 0; i < count; i++)
-            hits[i] = !(fabsf(x[i]) < border);
-}
-
 /* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
  * long as these are fewer than `stop`. Return how many there are then; NO_ROOM, if it was given up. */
 INLINE int64_t take(const struct search *search, int64_t at, const uint8_t *hits, int64_t count, int64_t stop)
@@ -128,19 +111,31 @@ INLINE int64_t take(const struct search *search, int64_t at, const uint8_t *hits
     return count;
 }
 
+/* Add to the elements of a lane's groups; those that then reach the border, and NaN, are hits. */
 FOR_EACH_PROCESSOR
 static void look(const void *task, int64_t lane, int64_t stop)
 {
     const struct search *search = task;
     const int64_t n = search->given->n, end = search->given->room * stop / search->lanes;
+    const float *restrict added = search->given->added;
+    const float border = search->border;
     int64_t count = search->given->room * lane / search->lanes;
     uint8_t hits[CHUNK];
     for (int64_t group = lane; group * GROUP < n; group += search->lanes) {
         const int64_t before = count;
         for (int64_t at = group * GROUP; at < n && at < (group + 1) * GROUP; at += CHUNK) {
-            if (n - at < CHUNK)
+            float *restrict x = search->given->x + at;
+            const int64_t size = n - at < CHUNK ? n - at : CHUNK;
+            if (size < CHUNK)
                 memset(hits, 0, sizeof hits);
-            add_and_compare(search, at, n - at < CHUNK ? n - at : CHUNK, hits);
+            if (added)
+                for (int64_t i = 0; i < size; i++) {
+                    x[i] += added[at + i];
+                    hits[i] = !(fabsf(x[i]) < border);
+                }
+            else
+                for (int64_t i = 0; i < size; i++)
+                    hits[i] = !(fabsf(x[i]) < border);
             count = count < 0 ? count : take(search, at, hits, count, end);
         }
         search->counts[group] = (int32_t)(count < 0 ? count : count - before);
