@@ -43,11 +43,14 @@ def build_feedback(
     communicator: Communicator,
     settings: Settings,
     slices: Mapping[str, nn.Parameter] | None = None,
+    units: Mapping[str, object] | None = None,
+    shards: Communicator | None = None,
 ) -> tuple[ErrorFeedback, Levels]:
     """Return the error feedback that `settings` ask for, and the one or two levels of the ranks of `communicator`.
 
     parameters: the trained parameters of `model`, by name. With two levels, payloads of `compressor` travel between
-    nodes. slices: what this rank compresses in the place of its parameters, if it has slices of them, by name.
+    nodes. slices: what this rank compresses in the place of its parameters, if it has slices of them, by name. units:
+    what ranks compare besides, by field; shards: the ranks with the other slices, which compare all this too.
 
     Raises ConfigError for a setting that cannot be used, and on all ranks if any has other settings than rank 0.
     """
@@ -67,8 +70,10 @@ def build_feedback(
         )
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
-    agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named)
-    agree(kinds(parameters.items()) | agreed, communicator)
+    agreed = settings.agreed(compressor=compressor, groups=grouping, dense=named, **(units or {}))
+    for ranks, others in ((communicator, shards), (shards, communicator)):
+        if ranks is not None:
+            agree(kinds(parameters.items()) | agreed, ranks, beside=others)
     levels = Levels.of(communicator, settings.hierarchy)
     schedule = partial(_with_density, compressor, settings.density) if settings.changes_density else None
     settled = dense, settings.warm_up_steps, levels.place, schedule

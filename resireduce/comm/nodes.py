@@ -92,14 +92,12 @@ class Levels:
         All ranks call it together. Raises ConfigError, on all of them, if it is invalid, or impossible there.
         """
         nodes = () if hierarchy == "flat" else find_nodes(world, hierarchy)
-        if not nodes or world.world_size == 1:
-            return cls(world, None, world)
-        if 1 in (len(nodes), len(nodes[0])):
+        if world.world_size > 1 and nodes and 1 in (len(nodes), len(nodes[0])):
             warn(
                 f"hierarchy: {len(nodes)} nodes of {len(nodes[0])} ranks were found, so that two levels change nothing "
                 "between these: give hierarchy='flat', or the ranks of each node, such as [[0, 1], [2, 3]]"
             )
-        if len(nodes[0]) == 1:
+        if not nodes or len(nodes[0]) == 1:
             return cls(world, None, world)
         if len(nodes) == 1:
             (node,) = world.split(nodes)

@@ -34,10 +34,9 @@ class Pooled:
     """Whether no optimizer of this rank uses it."""
 
 
-Pools = dict[tuple[tuple[int, ...], Partition], list[Pooled]]
-"""By ranks and how they are divided, in the order in which all have made them."""
-_pools: weakref.WeakKeyDictionary[dist.ProcessGroup, Pools] = weakref.WeakKeyDictionary()
-"""By the group of all ranks, which is another one if torch.distributed is started again."""
+_pools: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, list[Pooled]]] = weakref.WeakKeyDictionary()
+"""By the group of all ranks, which is another one if torch.distributed is started again; then by ranks and how they are
+divided, in the order in which all have made them."""
 
 
 def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
@@ -48,7 +47,13 @@ def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
     over = world if base is None else base
     ranks = tuple(dist.get_process_group_ranks(over))
     pool = _pools.setdefault(world, {}).setdefault((ranks, parts), [])
-    found = _free_everywhere(pool, over) if pool else None
+    found = None
+    if pool:  # all must have released it after as many collectives: a rank may lose an optimizer within a step
+        mine = torch.tensor([one.launched if one.free else -1 for one in pool], device=_device(over))
+        both = torch.stack((mine, -mine))
+        dist.all_reduce(both, dist.ReduceOp.MIN, group=over)
+        agreed = zip(pool, *both.tolist(), strict=True)
+        found = next((one for one, least, most in agreed if 0 <= least == -most), None)
     if found is None:
         own = next((part for part in parts if dist.get_rank() in part), ranks)
         how: dict[str, Any] = {}
@@ -58,16 +63,6 @@ def acquire(base: dist.ProcessGroup | None, parts: Partition = ()) -> Pooled:
         pool.append(found := Pooled(dist.new_group(timeout=getattr(options, "_timeout", None), **how)))
     found.free = False
     return found
-
-
-def _free_everywhere(pool: list[Pooled], over: dist.ProcessGroup) -> Pooled | None:
-    """Return a group that all ranks of `over` have released after equally many collectives: one rank may have lost an
-    optimizer that another still has, or may have lost it in the middle of a step."""
-    mine = torch.tensor([one.launched if one.free else -1 for one in pool], device=_device(over))
-    both = torch.stack((mine, -mine))
-    dist.all_reduce(both, dist.ReduceOp.MIN, group=over)
-    agreed = (one for one, least, most in zip(pool, *both.tolist(), strict=True) if 0 <= least == -most)
-    return next(agreed, None)
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:
@@ -92,7 +87,7 @@ class TorchCommunicator(Communicator):
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, shares: bool = False, parts: Partition = ()):
-        if not dist.is_available() or not dist.is_initialized():
+        if not dist.is_initialized():
             raise ConfigError(
                 "backend: 'torch' needs torch.distributed.init_process_group(...) first; "
                 "start the script with torchrun, or choose backend='local' for one process"

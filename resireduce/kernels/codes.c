@@ -8,9 +8,7 @@
 
 #include "threads.h"
 
-enum { CODED = 64 }; /* numbers of a block */
-
-enum { WORDS = 624, AHEAD = 397, CHUNK = 156 * CODED };
+enum { CODED = 64 /* numbers of a block */, WORDS = 624, AHEAD = 397, CHUNK = 156 * CODED };
 
 /* The generator of torch on a CPU: Matsumoto and Nishimura, "Mersenne twister", TOMACS 1998, seeded with 32 bits. One
  * thread after the other makes the words of the next chunk of numbers, so that none is made twice. */
@@ -76,10 +74,21 @@ struct coded {
     struct twister *source;
 };
 
-INLINE void pack(const int32_t *restrict codes, int64_t count, int bits, uint8_t *restrict bytes)
+/* Encode the numbers from number `start` on, a block at most: each is rounded to a whole multiple of the block's scale, up
+ * with the probability of what it is above. */
+INLINE void encode_block(const struct coded *to, int64_t start, int64_t count, const uint32_t *words)
 {
-    uint8_t halves[CODED + 1];
-    if (bits == 8)
+    const float *x = to->x + start, largest = to->bits == 8 ? 127.0f : 7.0f;
+    const float scale = to->scales[start / CODED] = largest_of(x, count) / largest;
+    const float step = scale > FLT_MIN ? scale : FLT_MIN;
+    uint8_t *restrict bytes = to->codes + start * to->bits / 8, halves[CODED + 1];
+    int32_t codes[CODED];
+    for (int64_t i = 0; i < count; i++) {
+        float code = floorf(x[i] / step + drawn_from(words[i]));
+        code = code < -largest ? -largest : code;
+        codes[i] = (int32_t)(code > largest ? largest : code);
+    }
+    if (to->bits == 8)
         for (int64_t i = 0; i < count; i++)
             bytes[i] = (uint8_t)codes[i];
     else {
@@ -89,22 +98,6 @@ INLINE void pack(const int32_t *restrict codes, int64_t count, int bits, uint8_t
         for (int64_t i = 0; i < (count + 1) / 2; i++)
             bytes[i] = (uint8_t)(halves[2 * i] | halves[2 * i + 1] << 4);
     }
-}
-
-/* Encode the numbers from number `start` on, a block at most: each is rounded to a whole multiple of the block's scale, up
- * with the probability of what it is above. */
-INLINE void encode_block(const struct coded *to, int64_t start, int64_t count, const uint32_t *words)
-{
-    const float *x = to->x + start, largest = to->bits == 8 ? 127.0f : 7.0f;
-    const float scale = to->scales[start / CODED] = largest_of(x, count) / largest;
-    const float step = scale > FLT_MIN ? scale : FLT_MIN;
-    int32_t codes[CODED];
-    for (int64_t i = 0; i < count; i++) {
-        float code = floorf(x[i] / step + drawn_from(words[i]));
-        code = code < -largest ? -largest : code;
-        codes[i] = (int32_t)(code > largest ? largest : code);
-    }
-    pack(codes, count, to->bits, to->codes + start * to->bits / 8);
 }
 
 /* Encode one chunk after the other, as long as there are some that no other thread has taken. */
@@ -122,29 +115,26 @@ static void encode(const void *task, int64_t lane, int64_t last_lane)
     }
 }
 
-/* Add the numbers from number `start` on, a block at most. */
-INLINE void add_block(const struct coded *from, int64_t start, int64_t count)
-{
-    const uint8_t *bytes = from->codes + start * from->bits / 8;
-    const float scale = from->scales[start / CODED];
-    float *restrict x = from->x + start, decoded[CODED];
-    if (from->bits == 8)
-        for (int64_t i = 0; i < count; i++)
-            decoded[i] = (float)(int8_t)bytes[i];
-    else
-        for (int64_t i = 0; i < (count + 1) / 2; i++) {
-            decoded[2 * i] = (float)((bytes[i] & 15) - 8);
-            decoded[2 * i + 1] = (float)((bytes[i] >> 4) - 8);
-        }
-    for (int64_t i = 0; i < count; i++)
-        x[i] += decoded[i] * scale;
-}
-
 FOR_EACH_PROCESSOR
 static void decode_add(const void *task, int64_t start, int64_t stop)
 {
-    for (; start < stop; start += CODED)
-        add_block(task, start, stop - start < CODED ? stop - start : CODED);
+    const struct coded *from = task;
+    for (; start < stop; start += CODED) {
+        const int64_t count = stop - start < CODED ? stop - start : CODED;
+        const uint8_t *bytes = from->codes + start * from->bits / 8;
+        const float scale = from->scales[start / CODED];
+        float *restrict x = from->x + start, decoded[CODED];
+        if (from->bits == 8)
+            for (int64_t i = 0; i < count; i++)
+                decoded[i] = (float)(int8_t)bytes[i];
+        else
+            for (int64_t i = 0; i < (count + 1) / 2; i++) {
+                decoded[2 * i] = (float)((bytes[i] & 15) - 8);
+                decoded[2 * i + 1] = (float)((bytes[i] >> 4) - 8);
+            }
+        for (int64_t i = 0; i < count; i++)
+            x[i] += decoded[i] * scale;
+    }
 }
 
 /* Store x[0..n) as codes of 8 or 4 `bits` and a scale for each block: the same in any number of threads. */

@@ -6,49 +6,42 @@
 
 #include "threads.h"
 
-/* Sums of the magnitudes and of the squares of float32 numbers, sixteen of each. */
-
-enum { LANES = 16, AHEAD = 4096 };
+enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, ROWS = 8 };
 
 /* Sixteen sums of magnitudes and sixteen of squares. */
 struct sums {
     double magnitudes[LANES], squares[LANES];
 };
 
-/* Add magnitudes and squares of x[0..n): element i to the sums of number i % 16. The square of a float32 is exact in
+struct pieces {
+    const float *x;
+    struct sums *sums; /* of each piece */
+};
+
+/* Add magnitudes and squares of each piece: element i to the sums of number i % 16. The square of a float32 is exact in
  * float64. */
 FOR_EACH_PROCESSOR
-static void add_elements(struct sums *sums, const float *x, int64_t n)
+static void add_pieces(const void *task, int64_t start, int64_t stop)
 {
-    struct sums so_far = *sums; /* memory of its own: the compiler knows that x is not changed */
-    for (; n >= LANES; n -= LANES, x += LANES) {
-        __builtin_prefetch(x + AHEAD);
-        for (int lane = 0; lane < LANES; lane++) {
+    const struct pieces *pieces = task;
+    for (; start < stop; start += PIECE) {
+        const float *x = pieces->x + start, *const end = pieces->x + (stop - start < PIECE ? stop : start + PIECE);
+        struct sums so_far = {0}; /* memory of its own: the compiler knows that x is not changed */
+        for (; end - x >= LANES; x += LANES) {
+            __builtin_prefetch(x + AHEAD);
+            for (int lane = 0; lane < LANES; lane++) {
+                const double value = x[lane];
+                so_far.magnitudes[lane] += fabs(value);
+                so_far.squares[lane] += value * value;
+            }
+        }
+        for (int lane = 0; lane < end - x; lane++) {
             const double value = x[lane];
             so_far.magnitudes[lane] += fabs(value);
             so_far.squares[lane] += value * value;
         }
+        pieces->sums[start / PIECE] = so_far;
     }
-    for (int lane = 0; lane < n; lane++) {
-        const double value = x[lane];
-        so_far.magnitudes[lane] += fabs(value);
-        so_far.squares[lane] += value * value;
-    }
-    *sums = so_far;
-}
-
-enum { PIECE = 1 << 16 };
-
-struct pieces {
-    const float *x;
-    struct sums *sums; /* of each piece, zeros at the start */
-};
-
-static void add_pieces(const void *task, int64_t start, int64_t stop)
-{
-    const struct pieces *pieces = task;
-    for (; start < stop; start += PIECE)
-        add_elements(pieces->sums + start / PIECE, pieces->x + start, stop - start < PIECE ? stop - start : PIECE);
 }
 
 /* Form the sums of each piece of x[0..n), the last of which may be shorter: the same in any number of threads. */
@@ -58,10 +51,7 @@ void resireduce_sums(const float *x, int64_t n, int threads, struct sums *sums)
     resireduce_in_threads(add_pieces, &task, n, PIECE, threads);
 }
 
-/* Norms of the rows and columns of a float32 matrix, added up in the order of torch's. */
-
-enum { ROWS = 8 };
-
+/* The norms of a float32 matrix, added up in the order of torch's. */
 struct norms {
     const float *matrix;
     int64_t rows, columns;

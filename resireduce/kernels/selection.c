@@ -1,4 +1,4 @@
-/* The largest magnitudes of float32 tensors, for selection.py: found, packed and taken out; and added to their places. */
+/* The largest magnitudes of float32 tensors: found, packed and taken out; and added to their places. */
 
 #include <float.h>
 #include <math.h>
@@ -7,81 +7,63 @@
 
 #include "threads.h"
 
-enum { BINS = 256, EXPONENTS = 23, MAGNITUDE = 0x7fffffff };
+enum { BINS = 256, MAGNITUDE = 0x7fffffff };
 typedef uint32_t __attribute__((may_alias)) number;
 
 /* --- The k-th largest of some magnitudes, by their bits, which are in the order of the numbers --- */
 
-/* Write the least and the greatest of `count` numbers. */
+/* Return the k-th largest of n magnitudes, at least k, of numbers with these `bits`. They are counted in 256 bins of a range
+ * that becomes narrower, neighbours apart: mostly they are alike, and one addition to a count would wait for the other. With
+ * `room`, in which `bits` may lie, the range is from the least to the greatest, and only those that may still be it are
+ * looked at again. *passed is how many equal to it are not among the k largest. */
 FOR_EACH_PROCESSOR
-static void bounds(const number *numbers, int64_t count, number *least, number *greatest)
+static number kth_largest(const number *bits, int64_t n, int64_t k, number *room, int64_t *passed)
 {
-    number low = numbers[0], high = numbers[0];
-    for (int64_t i = 1; i < count; i++) {
-        low = numbers[i] < low ? numbers[i] : low;
-        high = numbers[i] > high ? numbers[i] : high;
-    }
-    *least = low;
-    *greatest = high;
-}
-
-/* Return the bin of the k-th largest, and take from *k how many are in the bins above. Neighbours are counted apart, since
- * mostly they are alike, and one addition to a count would wait for the other: *count is how many are in the bin. */
-static number find_bin(uint32_t counts[4][BINS], int64_t *k, int64_t *count)
-{
-    number bin = BINS;
-    *count = 0;
-    do {
-        bin--;
-        *k -= *count;
-        *count = (int64_t)counts[0][bin] + counts[1][bin] + counts[2][bin] + counts[3][bin];
-    } while (*count < *k && bin > 0);
-    return bin;
-}
-
-/* Return the k-th largest of `count` magnitudes, at least k. They are counted in bins between the least and the greatest,
- * and only those that may still be it are looked at again: `bits` are lost. *passed is how many equal to it are not among
- * the k largest. */
-static number kth_largest(number *bits, int64_t count, int64_t k, int64_t *passed)
-{
-    number low, high;
-    for (bounds(bits, count, &low, &high); low < high; bounds(bits, count, &low, &high)) {
+    number low = 0, width = MAGNITUDE; /* of the range, less one */
+    *passed = n;
+    while (1) {
+        if (room) {
+            number high = low = bits[0] & MAGNITUDE;
+            for (int64_t i = 1; i < n; i++) {
+                const number one = bits[i] & MAGNITUDE;
+                low = one < low ? one : low;
+                high = one > high ? one : high;
+            }
+            width = high - low;
+        }
+        if (width == 0)
+            break;
         int shift = 0;
-        int64_t left = 0, of_bin;
         uint32_t counts[4][BINS] = {{0}};
-        while ((high - low) >> shift >= BINS)
+        while (width >> shift >= BINS)
             shift++;
-        for (int64_t i = 0; i < count; i++)
-            counts[i & 3][(bits[i] - low) >> shift]++;
-        const number bin = find_bin(counts, &k, &of_bin);
-        for (int64_t i = 0; i < count; i++) {
-            const number one = bits[i];
-            bits[left] = one;
-            left += (one - low) >> shift == bin;
-        }
-        count = left;
-    }
-    *passed = count - k;
-    return low;
-}
-
-/* Return the k-th largest magnitude of n elements as `kth_largest` does, without memory: four times all are counted by their
- * next eight bits, the exponent first. */
-FOR_EACH_PROCESSOR
-static number count_down(const number *bits, int64_t n, int64_t k, int64_t *passed)
-{
-    number prefix = 0;
-    for (int from = 31, shift = EXPONENTS; from > 0; from = shift, shift = shift > 8 ? shift - 8 : 0) {
-        uint32_t counts[4][BINS] = {{0}};
         for (int64_t i = 0; i < n; i++) {
-            const number one = bits[i] & MAGNITUDE;
-            if (one >> from == prefix)
-                counts[i & 3][(one >> shift) & ((1u << (from - shift)) - 1)]++;
+            const number above = (bits[i] & MAGNITUDE) - low;
+            if (above <= width)
+                counts[i & 3][above >> shift]++;
         }
-        prefix = prefix << (from - shift) | find_bin(counts, &k, passed);
+        number bin = BINS;
+        *passed = 0;
+        do {
+            bin--;
+            k -= *passed; /* those above */
+            *passed = (int64_t)counts[0][bin] + counts[1][bin] + counts[2][bin] + counts[3][bin];
+        } while (*passed < k && bin > 0);
+        low += bin << shift;
+        width = (1u << shift) - 1;
+        if (room) {
+            int64_t left = 0;
+            for (int64_t i = 0; i < n; i++) {
+                const number one = bits[i] & MAGNITUDE;
+                room[left] = one;
+                left += one - low <= width;
+            }
+            bits = room;
+            n = left;
+        }
     }
     *passed -= k;
-    return prefix;
+    return low;
 }
 
 /* --- Elements that reach a border, found on the way as something is added to them --- */
@@ -108,26 +90,9 @@ struct search {
     int32_t *counts; /* of candidates in each group, or NO_ROOM */
 };
 
-/* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, and for NaN,
- * to 0 for others. */
-static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at,
-                                                                  int64_t count, int adds, uint8_t *restrict hits)
-{
-    float *restrict x = search->given->x + at;
-    const float *restrict added = adds ? search->given->added + at : 0;
-    const float border = search->border;
-    for (int64_t i = 0; i < count; i++) {
-        const float value = adds ? x[i] + added[i] : x[i];
-        if (adds)
-            x[i] = value;
-        hits[i] = !(fabsf(value) < border);
-    }
-}
-
 /* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
  * long as these are fewer than `stop`. Return how many there are then; NO_ROOM, if it was given up. */
-static inline __attribute__((always_inline)) int64_t take(const struct search *search, int64_t at, const uint8_t *hits,
-                                                          int64_t count, int64_t stop)
+INLINE int64_t take(const struct search *search, int64_t at, const uint8_t *hits, int64_t count, int64_t stop)
 {
     for (int64_t block = at; block < at + CHUNK; block += BLOCK, hits += BLOCK) {
         uint64_t eights[BLOCK / 8];
@@ -146,45 +111,52 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
     return count;
 }
 
-/* Go through elements from number `at` on, a chunk at most, behind `count` candidates; return as `take`. */
-static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct search *search, int64_t at,
-                                                                   int64_t count, int64_t stop)
-{
-    uint8_t hits[CHUNK];
-    if (search->given->n - at < CHUNK) {
-        memset(hits, 0, sizeof hits);
-        add_and_compare(search, at, search->given->n - at, search->given->added != 0, hits);
-    } else if (search->given->added) {
-        add_and_compare(search, at, CHUNK, 1, hits);
-    } else {
-        add_and_compare(search, at, CHUNK, 0, hits);
-    }
-    return count < 0 ? count : take(search, at, hits, count, stop);
-}
-
+/* Add to the elements of a lane's groups; those that then reach the border, and NaN, are hits. */
 FOR_EACH_PROCESSOR
 static void look(const void *task, int64_t lane, int64_t stop)
 {
     const struct search *search = task;
+    const int64_t n = search->given->n, end = search->given->room * stop / search->lanes;
+    const float *restrict added = search->given->added;
+    const float border = search->border;
     int64_t count = search->given->room * lane / search->lanes;
-    const int64_t end = search->given->room * stop / search->lanes;
-    for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes) {
+    uint8_t hits[CHUNK];
+    for (int64_t group = lane; group * GROUP < n; group += search->lanes) {
         const int64_t before = count;
-        for (int64_t at = group * GROUP; at < search->given->n && at < (group + 1) * GROUP; at += CHUNK)
-            count = look_at_chunk(search, at, count, end);
+        for (int64_t at = group * GROUP; at < n && at < (group + 1) * GROUP; at += CHUNK) {
+            float *restrict x = search->given->x + at;
+            const int64_t size = n - at < CHUNK ? n - at : CHUNK;
+            if (size < CHUNK)
+                memset(hits, 0, sizeof hits);
+            if (added)
+                for (int64_t i = 0; i < size; i++) {
+                    x[i] += added[at + i];
+                    hits[i] = !(fabsf(x[i]) < border);
+                }
+            else
+                for (int64_t i = 0; i < size; i++)
+                    hits[i] = !(fabsf(x[i]) < border);
+            count = count < 0 ? count : take(search, at, hits, count, end);
+        }
         search->counts[group] = (int32_t)(count < 0 ? count : count - before);
     }
 }
 
-/* Look at all elements. Return how many were found, or NO_ROOM. */
+/* Look at all elements. Return how many candidates all lanes have found, whose magnitudes then lie together; or NO_ROOM. */
 static int64_t look_through(const struct search *search)
 {
-    resireduce_in_threads(look, search, search->lanes, 1, search->lanes);
     int64_t total = 0;
-    for (int64_t group = 0; group * GROUP < search->given->n; group++) {
-        if (search->counts[group] < 0)
-            return NO_ROOM;
-        total += search->counts[group];
+    resireduce_in_threads(look, search, search->lanes, 1, search->lanes);
+    for (int lane = 0; lane < search->lanes; lane++) {
+        int64_t count = 0;
+        for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes) {
+            if (search->counts[group] < 0)
+                return NO_ROOM;
+            count += search->counts[group];
+        }
+        const number *from = search->magnitudes + search->given->room * lane / search->lanes;
+        memmove(search->magnitudes + total, from, count * sizeof *from);
+        total += count;
     }
     return total;
 }
@@ -196,7 +168,7 @@ static float sampled_border(const struct largest *given)
     int64_t size = 0, passed;
     for (int64_t i = 0; i < given->n; i += given->step)
         given->scratch[size++] = fabsf(given->x[i] + (given->added ? given->added[i] : 0));
-    const number bits = kth_largest((number *)given->scratch, size, given->wanted, &passed);
+    const number bits = kth_largest((number *)given->scratch, size, given->wanted, (number *)given->scratch, &passed);
     float border;
     memcpy(&border, &bits, sizeof border);
     return border > 0 ? border : FLT_TRUE_MIN;
@@ -213,7 +185,7 @@ struct writing {
 
 /* Write value and place of an element, if it is above the least magnitude, or equal to it and not to be passed; set it to 0
  * if it is to be taken. There is no branch on what is chosen: none could be foreseen. */
-static inline __attribute__((always_inline)) void put(const struct largest *given, int32_t place, struct writing *to)
+INLINE void put(const struct largest *given, int32_t place, struct writing *to)
 {
     number *element = (number *)given->x + place;
     const number magnitude = *element & MAGNITUDE;
@@ -223,20 +195,6 @@ static inline __attribute__((always_inline)) void put(const struct largest *give
     to->passed -= equal;
     to->count += chosen;
     *element &= (number)(chosen & given->takes) - 1;
-}
-
-/* Bring the magnitudes of the candidates that all lanes have found together. */
-static void close_up(const struct search *search)
-{
-    int64_t total = 0;
-    for (int lane = 0; lane < search->lanes; lane++) {
-        int64_t count = 0;
-        for (int64_t group = lane; group * GROUP < search->given->n; group += search->lanes)
-            count += search->counts[group];
-        const number *from = search->magnitudes + search->given->room * lane / search->lanes;
-        memmove(search->magnitudes + total, from, count * sizeof *search->magnitudes);
-        total += count;
-    }
 }
 
 /* Write the largest of the candidates. */
@@ -258,34 +216,29 @@ static void write_candidates(const struct search *search, struct writing to)
     }
 }
 
-/* Add to x[0..n) what is to be added; then write values and indices of the k largest magnitudes, from the first to the
- * last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border; where fewer
- * than k reach it, or more than there is room for, and where there is no sample, all elements are counted. */
-static void largest(const struct largest *given)
+/* For each of `count` tensors, add to x[0..n) what is to be added; then write values and indices of the k largest
+ * magnitudes, from the first to the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th
+ * element is a border; where fewer than k reach it, or more than there is room for, and where there is no sample, all
+ * elements are counted. */
+void resireduce_largest_each(const struct largest *each, int64_t count)
 {
-    struct search search = {.given = given, .border = given->room ? sampled_border(given) : INFINITY,
-                            .lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS,
-                            .magnitudes = (number *)given->scratch,
-                            .places = (int32_t *)(given->scratch + given->room),
-                            .counts = (int32_t *)(given->scratch + 2 * given->room)};
-    const int64_t count = look_through(&search);
-    struct writing to = {0};
-    if (count >= given->k) {
-        close_up(&search);
-        to.least = kth_largest(search.magnitudes, count, given->k, &to.passed);
-        write_candidates(&search, to);
-    } else {
-        to.least = count_down((const number *)given->x, given->n, given->k, &to.passed);
-        for (int64_t i = 0; to.count < given->k; i++)
-            put(given, (int32_t)i, &to);
+    for (const struct largest *given = each; given < each + count; given++) {
+        struct search search = {.given = given, .border = given->room ? sampled_border(given) : INFINITY,
+                                .lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS,
+                                .magnitudes = (number *)given->scratch,
+                                .places = (int32_t *)(given->scratch + given->room),
+                                .counts = (int32_t *)(given->scratch + 2 * given->room)};
+        const int64_t found = look_through(&search);
+        struct writing to = {0};
+        if (found >= given->k) {
+            to.least = kth_largest(search.magnitudes, found, given->k, search.magnitudes, &to.passed);
+            write_candidates(&search, to);
+        } else {
+            to.least = kth_largest((const number *)given->x, given->n, given->k, 0, &to.passed);
+            for (int64_t i = 0; to.count < given->k; i++)
+                put(given, (int32_t)i, &to);
+        }
     }
-}
-
-/* Do so for each of `count` tensors, one after the other. */
-void resireduce_largest_each(const struct largest *given, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++)
-        largest(&given[i]);
 }
 
 /* --- What was sent is added to its places --- */

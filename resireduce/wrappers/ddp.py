@@ -6,25 +6,21 @@ work on them as usual.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.step import refuse_partly_absent
-from resireduce.errors import ConfigError, UsageError, check_count
+from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
-from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
-from resireduce.settings import Settings
-from resireduce.watchers import OtherSteps
 from resireduce.wrappers.hooks import HookState
 
 
@@ -58,26 +54,14 @@ def compress_ddp(
     UsageError of `backward()` says what a pass without `no_sync()` made wrong.
     """
     given = {name: value for name, value in locals().items() if name != "model"}
-    settings = Settings(**given, gradients="kept")
-    check_count("warm_up_steps", warm_up_steps, of="steps")
-    parameters = _parameters(model)
-    lossy = find_compressor(settings)
-    communicator = TorchCommunicator(model.process_group, shares=True)
-    feedback, _ = build_feedback(model.module, parameters, lossy, communicator, settings)
-    hook = CompressionHook(model, parameters, feedback)
-    model.register_comm_hook(hook, CompressionHook.reduce)
-    return hook
-
-
-def _parameters(model: object) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients the wrapper averages, by their names in the wrapped model."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
             "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
-    named = model.module.named_parameters()
-    return {name: one for name, one in named if one.requires_grad and name not in model.parameters_to_ignore}
+    hook = CompressionHook(given, model)
+    model.register_comm_hook(hook, CompressionHook.reduce)
+    return hook
 
 
 # --- The communication hook of DistributedDataParallel: what happens to one bucket of gradients ---
@@ -90,24 +74,26 @@ class CompressionHook(HookState):
     Gathered ones take world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
     within the backward pass, before the next is launched. The others are received when the last bucket comes.
 
-    Its `feedback` compresses the gradients of `parameters`, by name: those that the wrapper, `model`, averages.
+    It takes the options `given`, and compresses the gradients that the wrapper, `model`, averages.
     """
 
-    def __init__(self, model: DistributedDataParallel, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
-        super().__init__(parameters, feedback)
-        ignored = [one for name, one in model.module.named_parameters() if name in model.parameters_to_ignore]
+    def __init__(self, given: Mapping[str, Any], model: DistributedDataParallel):
+        named, skipped = dict(model.module.named_parameters()), model.parameters_to_ignore
+        parameters = {name: one for name, one in named.items() if one.requires_grad and name not in skipped}
+        ignored = [one for name, one in named.items() if name in skipped]
         reason = (
             "unfrozen or added after DistributedDataParallel(...), which does not know it, so that each rank has its "
             "own gradient of it: do that before the model is wrapped, or wrap it anew"
         )
-        self._others = OtherSteps(model.module, [*ignored, *parameters.values()], reason)
+        communicator = TorchCommunicator(model.process_group, shares=True)
+        super().__init__(given, model.module, parameters, communicator, reason, ignored)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._strides = {slot: _strides(slot.parameter) for slot in self.slots}
         self._results: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of this pass
         self._aside: list[tuple[Slot, Tensor, Tensor]] = []  # where an average comes, and what was there
-        self._present: set[int] = set()  # indices of slots of which this rank has a gradient
+        self._present: set[Tensor] = set()  # has a gradient, from this pass or from an earlier one within `no_sync()`
         for slot in self.slots:
-            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, self._present, slot.index))
+            slot.parameter.register_post_accumulate_grad_hook(self._present.add)
 
     @property
     def _is_within_pass(self) -> bool:
@@ -132,10 +118,9 @@ class CompressionHook(HookState):
         slots, buffer = [self._slot_of[parameter] for parameter in bucket.parameters()], bucket.buffer()
         if buffer.layout != torch.strided:
             raise UsageError(f"the gradient of {slots[0].name!r} is sparse: make its layer with sparse=False")
-        parts = buffer.split([slot.parameter.numel() for slot in slots])
-        shapes = [(slot.parameter.shape, self._strides[slot]) for slot in slots]
-        views = [part.as_strided(*shape) for part, shape in zip(parts, shapes, strict=True)]
-        self._send(dict(zip(slots, views, strict=True)), buffer)
+        pairs = zip(slots, buffer.split([slot.parameter.numel() for slot in slots]), strict=True)
+        views = {slot: part.as_strided(slot.parameter.shape, self._strides[slot]) for slot, part in pairs}
+        self._send(views, buffer)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -143,11 +128,15 @@ class CompressionHook(HookState):
             self._put_back()
             self._consider_absent()
             self._end_step()
+            for complete, average in self._results:
+                complete.set_result(average)
+            for held in (self._results, self._aside, self._present):
+                held.clear()
         return future
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
         """Return what is to be compressed of a gradient; None if this rank has none in this pass, and sends zeros."""
-        if slot.index in self._present:
+        if slot.parameter in self._present:
             return super()._take(slot, grad)
         if slot.parameter.grad is not None and grad.any():  # left by an earlier pass
             if not self.feedback.leaves_residual(slot.name):  # sent dense: averaged anew, as without a hook
@@ -155,13 +144,6 @@ class CompressionHook(HookState):
             self._aside.append((slot, grad, grad.clone()))
         grad.zero_()
         return None
-
-    def _end_step(self) -> None:
-        super()._end_step()
-        for future, buffer in self._results:
-            future.set_result(buffer)
-        for held in (self._results, self._aside, self._present):
-            held.clear()
 
     def _put_back(self) -> None:
         """Put back what is aside, of tensors that no rank has used in this pass; UsageError if another rank has."""
@@ -180,7 +162,7 @@ class CompressionHook(HookState):
         if not learning and self.feedback.momentum is None:
             return
         ranks = self.feedback.communicator
-        here = torch.tensor([int(slot.index in self._present) for slot in self.slots], device=ranks.control_device)
+        here = torch.tensor([int(slot.parameter in self._present) for slot in self.slots], device=ranks.control_device)
         present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
         if self.feedback.momentum is not None:
             refuse_partly_absent(self.slots, present, ranks.world_size)
@@ -189,14 +171,7 @@ class CompressionHook(HookState):
                 self.feedback.states.forget(slot.name)
 
 
-@torch.compiler.disable
-def _mark_present(present: set[int], index: int, _: Tensor) -> None:
-    """Note that this rank has a gradient of a slot, from this pass or from an earlier one within `no_sync()`."""
-    present.add(index)
-
-
 def _strides(parameter: Tensor) -> tuple[int, ...]:
-    """Return how the wrapper lays out a gradient in a bucket: like its `parameter`, if that has no gaps or overlaps,
-    which `empty_like` does not keep."""
-    like = torch.empty_like(parameter, device="meta").stride()
+    """Return how the wrapper lays out a gradient in a bucket: like its `parameter`, if that has no gaps or overlaps."""
+    like = torch.empty_like(parameter, device="meta").stride()  # without gaps
     return like if like == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()

@@ -17,19 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from resireduce import private
-from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.core.feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError, check, check_count
-from resireduce.grouping import Grouping, compressible
-from resireduce.pipeline import build_feedback, find_compressor
+from resireduce.errors import ConfigError, UsageError, check
+from resireduce.grouping import Grouping
 from resireduce.residuals.base import DecayedResidual
 from resireduce.resume import SHARD
 from resireduce.scheme import Scheme
-from resireduce.settings import Settings
-from resireduce.start import agree, kinds
-from resireduce.watchers import OtherSteps, digest, refuse_capture, refuse_compiled_autograd
+from resireduce.watchers import digest, refuse_capture, refuse_compiled_autograd
 from resireduce.wrappers.hooks import HookState
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
@@ -41,10 +36,26 @@ class Unit:
     """One unit: this rank's slices of its gradients, and the flat tensor that its reduce-scatter leaves.
 
     `group` is the FSDPParamGroup in torch, of the `module` that is called `name` in the model; `names` are those of
-    parameters, by id.
+    parameters, by id. Raises ConfigError unless it is sharded over one dimension, and has no hook.
     """
 
     def __init__(self, name: str, module: FSDPModule, group: Any, names: Mapping[int, str]):
+        if has_replicas(group):
+            raise ConfigError(
+                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+                "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
+            )
+        if group._all_reduce_hook is not None:
+            raise ConfigError(
+                f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
+                "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
+            )
+        split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
+        if split:
+            raise ConfigError(
+                f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
+                "which is not supported; give a model that only fully_shard has split"
+            )
         self.name, self.module, self.group = name, module, group
         self.trained: dict[str, Any] = {}
         """The FSDPParam of each trained parameter, by its name in the model, in the order of the flat tensor."""
@@ -136,7 +147,6 @@ def find_units(model: nn.Module) -> list[Unit]:
     found: dict[int, Unit] = {}
     for name, module in sharded:
         for group in held_by(module._get_fsdp_state()):
-            _check_group(group, name)
             if id(group) not in found and trained_by(group):
                 found[id(group)] = Unit(name, module, group, names)
     if not found:
@@ -145,35 +155,6 @@ def find_units(model: nn.Module) -> list[Unit]:
             "torch.distributed.fsdp on it first, or use resireduce.distribute(...), which needs no sharding"
         )
     return list(found.values())
-
-
-def _check_group(group: Any, name: str) -> None:
-    """Raise ConfigError unless what FSDP reduces at once is sharded over one dimension, and has no hook."""
-    if has_replicas(group):
-        raise ConfigError(
-            f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
-            "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
-        )
-    if group._all_reduce_hook is not None:
-        raise ConfigError(
-            f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
-            "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
-        )
-    split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
-    if split:
-        raise ConfigError(
-            f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
-            "which is not supported; give a model that only fully_shard has split"
-        )
-
-
-def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
-    """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
-    found: dict[str, nn.Parameter] = {}
-    for unit in units:
-        flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
-        found |= {name: nn.Parameter(view, requires_grad=False) for name, view in unit.views(flat).items()}
-    return found
 
 
 def groups_of(units: Sequence[Unit]) -> list[Any]:
@@ -192,24 +173,32 @@ class ShardedCompressionHook(HookState):
     a unit sends is received before the next one sends: FSDP needs the averages at once, on the stream on which it calls
     the hook, so that a GPU computes in the meantime.
 
-    Its `feedback` compresses slices of the `units` of `model` over the replicas; `shards` are the ranks of one replica.
+    It takes the options `given` for a `model` that `fully_shard` has sharded; `replicate` is that of `compress_fsdp`.
     """
 
-    def __init__(self, model: nn.Module, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
-        super().__init__({name: like for name, like in likes(units).items() if like.numel()}, feedback)
-        self._shards, self.units = shards, tuple(units)
-        feedback.place = {**feedback.place, **dict(zip(SHARD, (shards.rank, shards.world_size), strict=True))}
+    def __init__(self, given: Mapping[str, Any], model: nn.Module, replicate: object):
+        self.units = find_units(model)
+        ranks = _shard_group(self.units)
+        across = _replicas(replicate, ranks)
+        self._shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
+        place = self._shards.rank, self._shards.world_size
+        slices: dict[str, nn.Parameter] = {}  # like those of gradients, without memory of their own
+        for unit in self.units:
+            flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
+            slices |= {name: nn.Parameter(view, requires_grad=False) for name, view in unit.views(flat).items()}
+        parameters = {name: parameter for name, parameter in model.named_parameters() if name in slices}
+        found = {f"unit {unit.name!r}": f"{[*unit.trained]} in {unit.dtype}" for unit in self.units}
+        reason = (
+            "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, "
+            "and call fully_shard(model) too, or average it yourself"
+        )
+        super().__init__(given, model, parameters, replicas, reason, (), slices, units=found, shards=self._shards)
+        self.feedback.place = {**self.feedback.place, **dict(zip(SHARD, place, strict=True))}
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._reduced: set[Unit] = set()
         self._failed, self._is_fresh = False, True
         self._task = -1  # which run of autograd's engine the last unit was of
         self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
-        shards_held = [held.sharded_param for unit in self.units for held in unit.trained.values()]
-        reason = (
-            "in no unit of fully_shard(...), so that each rank has its own gradient of it: unfreeze or add it before, "
-            "and call fully_shard(model) too, or average it yourself"
-        )
-        self._others = OtherSteps(model, shards_held, reason)
         for unit in self.units:
             unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
@@ -247,12 +236,30 @@ class ShardedCompressionHook(HookState):
         self._failed = False
 
     def _begin(self, unit: Unit, flat: Tensor) -> None:
+        """Before `unit` is sent, refuse what would be wrong, and have the step end with this backward pass."""
         refuse_compiled_autograd()
         refuse_capture(flat.device)
         unit.check(flat)
-        if not self._is_known:
-            self._compare_replicas()
-        self._begin_pass()
+        if not self._is_known:  # replicas start with the same parameters, and go on from one step
+            held = [one for group in groups_of(self.units) for one in group.fsdp_params]
+            values = {"place in the mesh": f"shard {self._shards.rank} of {self._shards.world_size}"}
+            for number, one in enumerate(held):
+                mine = str(digest([one.sharded_param.detach().to_local()]))
+                values[f"values of {one._param_fqn} (a checksum), tensor {number}"] = mine
+            self._look_around([one.sharded_param for one in held], values, beside=self._shards)
+        task = private.current_pass()
+        if task == -1:
+            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
+        if task != self._task:  # a new pass: which unit is its last is not known, as it may leave out any
+            self._task = task
+            private.at_end_of_pass(partial(self._end_pass, False))
+            for group in groups_of(self.units):
+                if group._all_reduce_hook is None and not has_replicas(group) and (trained := trained_by(group)):
+                    raise UsageError(
+                        f"{trained[0]._param_fqn!r} is trained, and each replica would keep a gradient of its own: it "
+                        "was unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of "
+                        "the model that was given to that. Unfreeze and shard before, and give it the whole model"
+                    )
         if unit in self._reduced:
             decays = any(isinstance(self.feedback.residual.of(slot.name), DecayedResidual) for slot in self.slots)
             if decays or self.feedback.momentum is not None:
@@ -263,30 +270,15 @@ class ShardedCompressionHook(HookState):
                 )
             self.feedback.end_step(self.steps)  # of the residuals, so that they may be used again
             self._reduced.clear()
-        if flat.is_cuda:
-            self._hold(flat)
-
-    def _begin_pass(self) -> None:
-        """Have the step end with this backward pass, unless that is arranged: their count does not show which unit is
-        the last, since a pass may leave out any, as stochastic depth does, and reduce another one twice."""
-        task = private.current_pass()
-        if task == -1:
-            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
-        if task == self._task:
-            return
-        self._task = task
-        private.at_end_of_pass(partial(self._end_pass, False))
-        for group in groups_of(self.units):
-            if group._all_reduce_hook is None and not has_replicas(group) and (trained := trained_by(group)):
-                raise UsageError(
-                    f"{trained[0]._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
-                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
-                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
-                )
+        if flat.is_cuda:  # memory of other streams must not be given to others while this one uses it
+            self._stream = torch.cuda.current_stream(flat.device)
+            for tensor in (flat, *(self.feedback.state_dict(0).values() if self._is_fresh else ())):
+                if tensor.is_cuda:
+                    tensor.record_stream(self._stream)
+            self._is_fresh = False
 
     def _end_pass(self, is_last: bool) -> None:
-        """End the step, unless FSDP may have units to reduce in callbacks after this one, or this pass is within
-        another. One that no pass has reached is left as it is."""
+        """End the step of this pass, unless more units may come, in callbacks after this one or in a pass around it."""
         if self._is_within_pass:
             if not is_last:
                 private.at_end_of_pass(partial(self._end_pass, True))
@@ -296,25 +288,6 @@ class ShardedCompressionHook(HookState):
                 self._end_step()
             if self._stream is not None:
                 torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-    def _compare_replicas(self) -> None:
-        """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
-        held = [one for group in groups_of(self.units) for one in group.fsdp_params]
-        values = {
-            f"values of {one._param_fqn} (a checksum), tensor {i}": str(digest([one.sharded_param.detach().to_local()]))
-            for i, one in enumerate(held)
-        }
-        self._look_around([one.sharded_param for one in held], values, beside=self._shards)
-
-    def _hold(self, flat: Tensor) -> None:
-        """Keep memory of other streams from being reused while the hook's stream uses it."""
-        stream = self._stream = torch.cuda.current_stream(flat.device)
-        flat.record_stream(stream)
-        if self._is_fresh:
-            for tensor in self.feedback.state_dict(0).values():
-                if tensor.is_cuda:
-                    tensor.record_stream(stream)
-            self._is_fresh = False
 
     # --- saved states, for torch.distributed.checkpoint ---
 
@@ -367,22 +340,7 @@ def compress_fsdp(
     start with different parameters, which are not made equal here, nor by FSDP itself.
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
-    settings = Settings(**given, gradients="kept")
-    check_count("warm_up_steps", warm_up_steps, of="steps")
-    units = find_units(model)
-    held = {name for unit in units for name in unit.trained}
-    parameters = {name: parameter for name, parameter in model.named_parameters() if name in held}
-    lossy = find_compressor(settings)
-    ranks = _shard_group(units)
-    across = _replicas(replicate, ranks)
-    shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
-    agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
-    agreed = settings.agreed(compressor=lossy, dense=sorted(parameters.keys() - compressible(model, settings.dense)))
-    found = {f"unit {unit.name!r}": f"{[*unit.trained]} in {unit.dtype}" for unit in units}
-    for own, others in ((shards, replicas), (replicas, shards)):
-        agree(kinds(parameters.items()) | found | agreed, own, beside=others)
-    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings, likes(units))
-    return ShardedCompressionHook(model, units, feedback, shards)
+    return ShardedCompressionHook(given, model, replicate)
 
 
 def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Payload
 from resireduce.core.optimizer import Resumable
 from resireduce.core.step import UnderWay
-from resireduce.errors import UsageError, warn
+from resireduce.errors import UsageError, check_count, warn
+from resireduce.pipeline import build_feedback, find_compressor
+from resireduce.settings import Settings
 from resireduce.start import STEP, agree
-from resireduce.watchers import Resumed
+from resireduce.watchers import OtherSteps, Resumed
 
 
 class HookState(Resumable, ABC):
@@ -26,13 +27,30 @@ class HookState(Resumable, ABC):
     Messages of gradients that come together are launched together. Beyond a sixteenth of all gradients the oldest are
     received before the next is launched, as `UnderWay` says. Residuals are saved and loaded between backward passes.
 
-    Its `feedback` compresses gradients like `parameters`, by name.
+    It takes the options `given` to its call. `reason`: why nobody averages the gradients of other tensors of `model`
+    than `parameters` and `ignored`, and the cure. The rest is that of `build_feedback`.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
-        self.feedback, self.slots = feedback, make_slots(parameters, feedback)
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        communicator: Communicator,
+        reason: str,
+        ignored: Iterable[Tensor] = (),
+        slices: Mapping[str, nn.Parameter] | None = None,
+        **of_shards: Any,
+    ):
+        settings = Settings(**given, gradients="kept")
+        check_count("warm_up_steps", settings.warm_up_steps, of="steps")
+        lossy = find_compressor(settings)
+        feedback, _ = build_feedback(model, parameters, lossy, communicator, settings, slices, **of_shards)
+        own = parameters if slices is None else {name: one for name, one in slices.items() if one.numel()}
+        self.feedback, self.slots = feedback, make_slots(own, feedback)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
+        self._others = OtherSteps(model, [*ignored, *parameters.values()], reason)
         self._under_way = UnderWay(feedback, self.slots)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
         self._resumed, self._is_known = Resumed(feedback.residual), False
@@ -56,8 +74,7 @@ class HookState(Resumable, ABC):
     def _look_around(
         self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
     ) -> None:
-        """Before the first gradients of `parameters` are sent: raise ConfigError on all ranks, also those `beside`, if
-        they go on from other steps or with other `values`; warn of a GradScaler; and watch the states of optimizers."""
+        """Compare steps and `values` of ranks, and look for scalers and optimizers of `parameters` that have come."""
         agree({**values, STEP: str(self.steps)}, self.feedback.communicator, beside=beside)
         if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
             warn(
@@ -80,12 +97,12 @@ class HookState(Resumable, ABC):
         return grad.clone(memory_format=torch.contiguous_format)
 
     def _send(self, views: Mapping[Slot, Tensor], whole: Tensor) -> None:
-        """Launch the messages of gradients, given as `views` of the `whole` that the wrapper holds, which receive the
-        averages. If nothing can be left unsent, `whole` is summed by one all-reduce in its own memory, as without a
-        hook."""
+        """Launch the messages of gradients, `views` of the `whole` of the wrapper, which receive the averages."""
         slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
         if slots and not any(self.feedback.leaves_residual(slot.name) for slot in slots):
-            for slot in slots:  # looks for NaN, and corrects momentum, in the memory of `whole`
+            # Nothing can be left unsent: one all-reduce in the memory of `whole`, as without a hook, once that has been
+            # looked at for NaN, and momentum corrected in it.
+            for slot in slots:
                 self.feedback.compress({slot.name: self._take(slot, views[slot])}, self.steps)
             dense = self.feedback.compressor_of(slots[0].name)
             message = dense.message([slots[0].name], [Payload.pack(whole, like=whole)])

@@ -82,9 +82,14 @@ def check_refused(mesh: DeviceMesh) -> None:
     fully_shard(mixed, mesh=mesh["shard"])
     with pytest.raises(ConfigError, match=r"sharded over ranks \[\d, \d\] and \[\d, \d\]; give fully_shard one mesh"):
         resireduce.compress_fsdp(mixed, mesh["replicate"])
-    for odd in range(4):
+    for odd in ((0,), (1,), (2,), (3,), (1, 3)):  # the last: the second shard of both replicas
         with pytest.raises(ConfigError, match=r"density=0\.\d|another rank says which"):
-            resireduce.compress_fsdp(native(mesh["shard"]), mesh["replicate"], density=0.2 if rank == odd else 0.1)
+            resireduce.compress_fsdp(native(mesh["shard"]), mesh["replicate"], density=0.2 if rank in odd else 0.1)
+    crossed = [dist.new_group([0, 3]), dist.new_group([1, 2])]  # ranks that hold other shards than this one
+    model = native(mesh["shard"])
+    resireduce.compress_fsdp(model, crossed[rank in (1, 2)])
+    with pytest.raises(ConfigError, match=r"place in the mesh: shard \d of 2|another rank says which"):
+        loss_of(model, torch.Generator()).backward()
     model, _ = compressed(mesh)
     if rank > 1:
         with torch.no_grad():

@@ -1,11 +1,14 @@
-"""Compares each kernel with the plain form in torch, on the device, for values of all kinds, many of them equal."""
+"""Compares each kernel with the plain form in torch, there or on a CPU, for values of all kinds, many of them equal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from resireduce.compressors.quantized import Block4, Block8
+from resireduce.compressors.topk import TopK
 from resireduce.kernels.gpu.blocks import add_blocks_, compress_blocks_
 from resireduce.kernels.gpu.bucket import (
     add_topk_,
@@ -17,9 +20,12 @@ from resireduce.kernels.gpu.bucket import (
     sum_chunks,
 )
 from resireduce.kernels.gpu.one_pass import BLOCK, cross_, decode_add_, encode
+from resireduce.kernels.ops import by_keys
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
+Pairs = Iterator[tuple[Tensor, Tensor]]
+"""What a kernel makes, each with what plain torch makes."""
 
 
 def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
@@ -29,13 +35,13 @@ def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> l
     waits for the device. Raises what Triton raises if it cannot compile them.
     """
     flat = sample(device, dtype, numel)
-    sizes = {numel, numel // 16 * 16}
-    return [name for name, same in CHECKS.items() if not all(same(flat[:size]) for size in sizes)]
+    parts = [flat[:size] for size in {numel, numel // 16 * 16}]
+    return [name for name, pairs in CHECKS.items() if not all(same_bits(*pair) for one in parts for pair in pairs(one))]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether `one` and `other` have the same bits: zeros of the same sign, too."""
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    """Return whether `one` and `other`, of whatever device, have the same bits: zeros of the same sign, too."""
+    return torch.equal(one.view(torch.uint8), other.to(one.device).view(torch.uint8))
 
 
 def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
@@ -49,109 +55,87 @@ def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
     return drawn.to(dtype).to(device)
 
 
-def _largest(flat: Tensor, k: int) -> Tensor:
-    return flat.abs().sort(stable=True).indices[-k:].sort().values
+def _select(flat: Tensor) -> Pairs:
+    for k in {1, flat.numel() // 100 + 1, flat.numel() // 2, flat.numel() - 1}:
+        yield select([flat], [k])[0], by_keys(flat, k)
 
 
-def _selects(flat: Tensor) -> bool:
-    n = flat.numel()
-    return all(torch.equal(select([flat], [k])[0], _largest(flat, k)) for k in {1, n // 100 + 1, n // 2, n - 1})
-
-
-def _compresses(flat: Tensor) -> bool:
-    """Return whether a bucket has its largest taken out as by torch.
-
-    All or nearly all elements of some of its tensors are equal; one gradient is not finite, and one not there.
-    """
+def _compress(flat: Tensor) -> Pairs:
+    """All or nearly all elements of some tensors are equal; one gradient is not finite, and one not there."""
     last = torch.zeros_like(flat)
     last[-40:] = flat[:40].abs() + 1
-    sums = [flat, torch.full_like(flat, -3.5), last, torch.zeros_like(flat), flat[:300].clone(), flat[:1].clone()]
-    gradients: list[Tensor | None] = [one.flip(0) for one in sums]
-    gradients[1], gradients[3] = None, torch.full_like(flat, torch.nan)
-    residuals, ks = [one.clone() for one in sums], [one.numel() // 99 + 1 for one in sums]
-    sizes = [-(-(flat.itemsize + 4) * k // 8) * 8 for k in ks]
-    parts = torch.full((sum(sizes),), 7, dtype=torch.uint8, device=flat.device).split(sizes)
-    pairs, (room, norms) = [*zip(residuals, gradients, strict=True)], room_for_norms(sums)
-    same = [compress_topk_(pairs, ks, parts, gradients, room).tolist() == [0, 0, 0, 1, 0, 0]]
-    same += map(torch.equal, norms, sum_chunks(residuals))
-    for one, more, k, left, part in zip(sums, gradients, ks, residuals, parts, strict=True):
-        whole = one if more is None or more.isnan().any() else one + more
-        chosen = _largest(whole, k)
-        pair = [whole[chosen].view(torch.uint8), chosen.int().view(torch.uint8)]
-        sent = torch.cat(pair if flat.itemsize == 4 else pair[::-1])
-        same += [torch.equal(part[: len(sent)], sent), same_bits(left, whole.index_fill(0, chosen, 0.0))]
-    return all(same)
+    firsts = [flat, torch.full_like(flat, -3.5), last, torch.zeros_like(flat), flat[:300], flat[:1]]
+    left, added = [one.clone() for one in firsts], [one.flip(0) for one in firsts]
+    sums = [one if number in (1, 3) else one + added[number] for number, one in enumerate(firsts)]
+    compressor, gradients = TopK(0.01), [added[0], None, added[2], torch.full_like(flat, torch.nan), *added[4:]]
+    payloads = [compressor.compress(one.cpu(), "", 0) for one in sums]
+    parts = torch.cat([one.buffer for one in payloads]).zero_().to(flat.device).split([one.nbytes for one in payloads])
+    pairs, (room, norms) = [*zip(left, gradients, strict=True)], room_for_norms(left)
+    spoilt = compress_topk_(pairs, [one.layout[0][1] for one in payloads], parts, gradients, room)
+    yield from zip(norms, sum_chunks(left), strict=True)
+    yield spoilt, spoilt.new_tensor([0, 0, 0, 1, 0, 0])
+    plain = [*(one.buffer for one in payloads), *map(compressor.error_, (one.cpu() for one in sums), payloads)]
+    yield from zip([*parts, *left], plain, strict=True)
 
 
-def _blanks(flat: Tensor) -> bool:
-    """Return whether gradients that are not finite become zeros, wherever that is, and no others."""
+def _blank(flat: Tensor) -> Pairs:
+    """Gradients that are not finite become zeros, wherever that is, and no others."""
     gradients = [flat.clone() for _ in range(4)]
-    for place, bad in ((0, torch.nan), (1, torch.inf), (2, -torch.inf)):
+    for place, bad in enumerate((torch.nan, torch.inf, -torch.inf)):
         gradients[place][(place * flat.numel() - 1) // 2] = bad
-    found = blank_spoilt_(gradients).tolist()
-    return found == [1, 1, 1, 0] and not any(map(torch.any, gradients[:3])) and same_bits(gradients[3], flat)
+    spoilt, zeros = blank_spoilt_(gradients), torch.zeros_like(flat)
+    yield from ((spoilt, spoilt.new_tensor([1, 1, 1, 0])), *zip(gradients, (zeros, zeros, zeros, flat), strict=True))
 
 
-def _adds_sent(flat: Tensor) -> bool:
-    """Return whether what three ranks sent of two tensors is added, one rank after the other, as by torch."""
-    values, scale, k = flat.float(), 1 / 3, flat.numel() // 3
-    messages, sums = [], [torch.zeros_like(values) for _ in range(2)]
-    for rank in range(3):
-        parts = []
-        for total in sums:
-            indices = torch.arange(rank, rank + 2 * k, 2, device=flat.device)
-            sent = values.roll(rank)[indices]
-            parts += [sent.view(torch.uint8), indices.to(torch.int32).view(torch.uint8)]
-            total[indices] += sent * scale
-        messages.append(torch.cat(parts))
-    rows = torch.stack(messages)
-    targets = [torch.full_like(values, 7.0) for _ in sums]
+def _add_sent(flat: Tensor) -> Pairs:
+    """What three ranks sent of two tensors is added, one rank after the other."""
+    compressor, values, scale = TopK(0.6), flat.float().cpu(), 1 / 3
+    sent, total = [compressor.compress(values.roll(rank), "", 0) for rank in range(3)], torch.zeros_like(values)
+    for one in sent:
+        compressor.add_(total, one, scale)
+    targets = [torch.full_like(flat, 7.0, dtype=torch.float32) for _ in range(2)]
+    rows, k = torch.stack([one.buffer.repeat(2) for one in sent]).to(flat.device), sent[0].layout[0][1]
     add_topk_(targets, [[(row[at : at + 8 * k], k) for row in rows] for at in (0, 8 * k)], scale, True)
-    return all(map(same_bits, targets, sums))
+    yield from ((one, total) for one in targets)
 
 
-def _folds(flat: Tensor) -> bool:
-    """Return whether a sum of three tensors by weights is the same to 1e-6, since last bits of weights may differ, and
-    has the same bits without weights; the first two are added first, and the third with what is divided."""
+def _fold(flat: Tensor) -> Pairs:
+    """A sum of three tensors, two of them first: the same bits without weights, to 1e-6 with them, as theirs differ."""
     errors = [flat, flat.flip(0), flat.roll(7)]
-    same = True
     for phi in (None, 0.3):
         total, into = torch.empty_like(flat, dtype=torch.float32), torch.full_like(flat, 7.0, dtype=torch.float32)
         pairs = [*zip(errors, sum_chunks(errors), strict=True)]
         (weight,) = fold_([(total, None)], [pairs[:2]], [(total, False)], phi)
         fold_([(total, weight)], [pairs[2:]], [(into, True)], phi)
-        numbers = [one.float() for one in errors]
-        weights = [torch.ones((), device=flat.device) for _ in errors]
-        if phi is not None:
-            wide = [one.double() for one in errors]
-            weights = [(phi * one.abs().mean() + (1 - phi) * one.square().mean().sqrt()).float() for one in wide]
-        plain = (numbers[0] * weights[0] + numbers[1] * weights[1] + numbers[2] * weights[2]) / sum(weights)
-        same &= same_bits(into, plain) if phi is None else bool((into - plain).norm() <= 1e-6 * plain.norm())
-    return same
+        if phi is None:
+            yield into, (flat.float() + errors[1].float() + errors[2].float()) / torch.full_like(into, 3.0)
+        else:
+            wide = torch.stack(errors).double()
+            weights = phi * wide.abs().mean(1) + (1 - phi) * wide.square().mean(1).sqrt()
+            plain = (wide * weights[:, None]).sum(0) / weights.sum()
+            is_near = (into - plain).norm() <= 1e-6 * plain.norm()
+            yield is_near, torch.ones_like(is_near)
 
 
-def _crosses(flat: Tensor) -> bool:
+def _cross(flat: Tensor) -> Pairs:
     matrix = flat[: flat.numel() // 25 * 25].view(25, -1)
     rows, columns = (torch.arange(1, size, 2, dtype=torch.int32, device=flat.device) for size in matrix.shape)
-    crossing, added = matrix[1::2, 1::2].contiguous(), matrix.clone()
+    crossing, added, sums = matrix[1::2, 1::2].contiguous(), matrix.clone(), matrix.clone()
+    sums[1::2, 1::2] += crossing
     values = torch.empty_like(crossing)
     cross_(matrix, rows, columns, values, False)
     cross_(added, rows, columns, values, True)
-    sums = matrix.clone()
-    sums[1::2, 1::2] += crossing
-    return same_bits(values, crossing) and same_bits(added, sums)
+    yield from ((values, crossing), (added, sums))
 
 
-def _codes(bits: int, flat: Tensor) -> bool:
-    numel, device = flat.numel(), flat.device
-    drawn = sample(device, torch.float32, numel).abs().remainder(1.0)
+def _encode(bits: int, flat: Tensor) -> Pairs:
+    drawn = sample(flat.device, torch.float32, flat.numel()).abs().remainder(1.0)
     scales, codes = plain_codes(flat, drawn, bits)
-    kind = torch.int8 if bits == 8 else torch.uint8
-    made, held = torch.empty_like(scales), torch.empty(-(-numel * bits // 8), dtype=kind, device=device)
+    made, added = torch.empty_like(scales), flat.clone()
+    held = torch.empty(-(-len(flat) * bits // 8), dtype=torch.int8 if bits == 8 else torch.uint8, device=flat.device)
     encode(flat, drawn, held, made, bits)
-    added, values = flat.clone(), (codes * scales.repeat_interleave(BLOCK)[:numel]).to(flat.dtype)
     decode_add_(added, held, made, bits)
-    return same_bits(made, scales) and same_bits(added, flat + values)
+    yield from ((made, scales), (added, flat + (codes * scales.repeat_interleave(BLOCK)[: len(flat)]).to(flat.dtype)))
 
 
 def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -160,43 +144,36 @@ def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]
     A code is the element over its scale plus what is `drawn` for it, rounded down; of 8 or 4 `bits`.
     """
     largest = torch.tensor(2.0 ** (bits - 1) - 1, device=flat.device)
-    values = torch.nn.functional.pad(flat.float(), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    values = pad(flat.float(), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
     scales = values.abs().amax(1) / largest
     steps = scales.clamp(min=torch.finfo(torch.float32).tiny)
     codes = (values / steps[:, None]).view(-1)[: flat.numel()].add(drawn).floor()
     return scales, codes.clamp(-largest, largest)
 
 
-def _levels(bits: int, flat: Tensor) -> bool:
-    """Return whether levels of 8 or 4 `bits` with a scale for each block leave, and add up to, what they should: two
-    tensors, of which two ranks send the same."""
-    numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
-    most = torch.tensor(2.0 ** (bits - 1) - 1, device=flat.device)
-    values = torch.nn.functional.pad(flat.float(), (0, -numel % BLOCK)).view(-1, BLOCK)
-    scales = values.abs().amax(1, keepdim=True)
-    levels = (values / scales.clamp(min=torch.finfo(torch.float32).tiny)).mul(most).round()
-    levels += 0.0  # no zero that is sent is negative
-    sent = (levels / most * scales).view(-1)[:numel].to(flat.dtype)
-    size = -(-(4 * blocks + bits * -(-numel // 8)) // 8) * 8
-    message = torch.zeros(2 * size, dtype=torch.uint8, device=flat.device)
-    left, added = [flat.clone(), flat.clone()], [torch.full_like(flat, 7.0) for _ in range(2)]
-    sums = [(left[0], None), (left[1], torch.zeros_like(flat))]
-    compress_blocks_(sums, message.split(size), BLOCK, bits)
-    add_blocks_(added, [[part, part] for part in message.split(size)], BLOCK, bits, 1.0, True)
-    same = same_bits(left[0], flat - sent) and same_bits(left[1], flat + 0.0 - sent)
-    return same and all(torch.equal(one, sent + sent) for one in added)
+def _round(kind: type[Block8], flat: Tensor) -> Pairs:
+    """What two ranks send of two tensors; a CPU says what it is, as a GPU divides by a number of the host otherwise."""
+    compressor, values = kind(block=BLOCK), flat + 0.0  # without negative zeros, as sums have none
+    payload = compressor.compress(values.cpu(), "", 0)
+    parts = payload.buffer.repeat(2).zero_().to(flat.device).chunk(2)
+    left, added = [values.clone(), flat.clone()], [torch.full_like(flat, 7.0) for _ in range(2)]
+    compress_blocks_([(left[0], None), (left[1], torch.zeros_like(flat))], parts, BLOCK, kind.bits)
+    add_blocks_(added, [[part, part] for part in parts], BLOCK, kind.bits, 1.0, True)
+    plain = payload.buffer, compressor.error_(values.cpu(), payload), compressor.decompress(payload)
+    compressor.add_(plain[2], payload)
+    yield from ((one, other) for pair, other in zip((parts, left, added), plain, strict=True) for one in pair)
 
 
-CHECKS: dict[str, Callable[[Tensor], bool]] = {
-    "select": _selects,
-    "top-k of a bucket": _compresses,
-    "gradients that are not finite": _blanks,
-    "add what was sent": _adds_sent,
-    "rows and columns": _crosses,
-    "sum of a group": _folds,
-    "8 bits": partial(_codes, 8),
-    "4 bits": partial(_codes, 4),
-    "levels of 8 bits": partial(_levels, 8),
-    "levels of 4 bits": partial(_levels, 4),
+CHECKS: dict[str, Callable[[Tensor], Pairs]] = {
+    "select": _select,
+    "top-k of a bucket": _compress,
+    "gradients that are not finite": _blank,
+    "add what was sent": _add_sent,
+    "rows and columns": _cross,
+    "sum of a group": _fold,
+    "8 bits": partial(_encode, 8),
+    "4 bits": partial(_encode, 4),
+    "levels of 8 bits": partial(_round, Block8),
+    "levels of 4 bits": partial(_round, Block4),
 }
-"""By kernel, whether it has the bits of plain torch for a 1-D sample."""
+"""By kernel, what it makes of a 1-D sample."""
