@@ -14,7 +14,7 @@ from resireduce.errors import ConfigError, check, check_count, choose, is_count,
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
 from resireduce.settings import Settings
-from resireduce.watchers import is_distributed
+from resireduce.watchers import DISTRIBUTED
 
 # --- The settings of `resireduce.distribute`, checked before anything is changed ---
 
@@ -176,7 +176,7 @@ def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, n
             "optimizer: it holds parameters that are not the model's; give distribute() the whole model, and make the "
             "optimizer after whatever replaces parameters: a copy, a new head, load_state_dict(assign=True), to_empty()"
         )
-    twice = next((name for name, p in parameters.items() if is_distributed(p)), None)
+    twice = next((name for name, p in parameters.items() if p in DISTRIBUTED), None)
     if twice is not None:
         raise ConfigError(
             f"model: {twice!r} is distributed already; use the optimizer of that call, or close() it before"

@@ -31,8 +31,6 @@ class Kept(Streamed):
     the model that somebody else updates; they are held weakly.
     """
 
-    hides = False
-
     def __init__(self, scaling: Unscaled, largest: float | None, others: Iterable[Tensor]):
         super().__init__(scaling, math.inf)
         self._largest, self._others = largest, [weakref.ref(other) for other in others]
@@ -77,8 +75,6 @@ class Kept(Streamed):
 
 class Early(Streamed):
     """Averages are used within the backward pass, once payloads take more bytes than a chunk; guards stand after it."""
-
-    hides, updates_early = False, True
 
     def __init__(self, scaling: Unscaled, chunk_bytes: float, optimizer: torch.optim.Optimizer, slots: Sequence[Slot]):
         super().__init__(scaling, chunk_bytes)

@@ -39,11 +39,6 @@ class Watcher:
         """Note that residuals were loaded, or that a step was named at which to continue."""
 
 
-def is_distributed(parameter: Tensor) -> bool:
-    """Whether an optimizer of the library that is in use averages the gradients of `parameter`."""
-    return parameter in DISTRIBUTED
-
-
 # --- Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure ---
 
 
@@ -150,7 +145,7 @@ class OtherSteps(Watcher):
     def _is_new(self, parameter: Tensor) -> bool:
         """Whether it has a gradient, for the first time, that neither the library nor FSDP averages."""
         has_own = parameter.requires_grad and parameter.grad is not None and not hasattr(parameter, "placements")
-        return has_own and parameter not in self._seen and not is_distributed(parameter)
+        return has_own and parameter not in self._seen and parameter not in DISTRIBUTED
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[int, OtherSteps] = weakref.WeakValueDictionary()
@@ -214,7 +209,7 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
 def _warn_of_loss(handles: Iterable[RemovableHandle], parameter: Tensor) -> None:
     for handle in handles:
         handle.remove()
-    if not is_distributed(parameter):  # by another optimizer since
+    if parameter not in DISTRIBUTED:  # by another optimizer since
         warn(
             "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
             "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes "

@@ -36,7 +36,6 @@ class Stage(Enum):
     OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
     ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
     SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
-    LAST = "the last pass is over, and what it left in `.grad` is being taken"
     TAKEN = "this rank, or another one of its node, has a gradient of it, and the average may be put into `.grad`"
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
     DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
@@ -44,7 +43,7 @@ class Stage(Enum):
     __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
 
 
-OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
+OVER = frozenset({Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
 """Stages after the last pass."""
 HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
 """Stages in which this rank has a gradient."""
@@ -114,11 +113,6 @@ class Slot:
     def is_guarded(self) -> bool:
         """Whether the guard is in `.grad`."""
         return self.parameter.grad is self.guard
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the last backward pass of this step is over."""
-        return self.stage in OVER
 
     @property
     def is_taken(self) -> bool:
@@ -395,15 +389,3 @@ def scale_(slots: Iterable[Slot], factor: Tensor) -> None:
     """Multiply what is in the `.grad` of `slots` by the 0-D `factor`."""
     for slot in slots:
         slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
-
-
-# --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---
-
-
-def accumulation_node(parameter: Tensor) -> Any:
-    """Return the node by which all graphs of `parameter` add to `.grad`; `torch.autograd.grad` does not run it.
-
-    torch frees it, with its hooks, when nothing holds it, and makes another one when dtype or device change.
-    """
-    with torch.enable_grad():
-        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

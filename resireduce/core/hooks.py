@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from resireduce import private
-from resireduce.core.bucket import Slot, Stage, accumulation_node
+from resireduce.core.bucket import Slot, Stage
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
 from resireduce.settings import Settings
@@ -21,8 +21,6 @@ from resireduce.watchers import (
     COMPILED_AUTOGRAD,
     DISTRIBUTED,
     StepGuard,
-    is_distributed,
-    refuse_capture,
     refuse_compiled_autograd,
     watch_orphans,
 )
@@ -65,7 +63,7 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
 
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
     """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper."""
-    if private.active_ddp() is not None and any(map(is_distributed, model.parameters())):
+    if private.active_ddp() is not None and any(one in DISTRIBUTED for one in model.parameters()):
         raise UsageError(
             f"{type(model).__name__} is trained within a wrapper that averages gradients too: take the model out of "
             "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
@@ -96,25 +94,25 @@ class BackwardPasses:
         self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._steps, world_size)
         self._lost.atexit = False
         try:
-            self._attach(model, wrapped, settings.streamed)
+            self._attach(model, wrapped, settings)
         except BaseException:
             self.end()
             raise
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
 
-    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, streamed: bool) -> None:
+    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, settings: Settings) -> None:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""
         for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
         self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-        act = BackwardPasses._on_finished if streamed else _note_gradient
+        act = BackwardPasses._on_finished if settings.streamed else _note_gradient
         for slot in self.slots:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
-            if streamed:
+            if settings.streamed:
                 self._announce(slot)
-        if not self._exchange.lifetime.hides:  # a guard in `.grad` would show a wrapper that averages too
+        if not settings.streamed or settings.in_backward:  # else a guard shows a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -123,9 +121,10 @@ class BackwardPasses:
                     self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def _announce(self, slot: Slot) -> None:
-        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`. To be called again when one has come
-        without that: torch makes another node for a parameter whose dtype or device was changed."""
-        node = accumulation_node(slot.parameter)
+        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`, by the node through which all graphs
+        do so. torch makes another node, without hooks, for a parameter whose dtype or device was changed."""
+        with torch.enable_grad():
+            node = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
             self._handles.append(node.register_prehook(self._hook(slot, BackwardPasses._before)))
@@ -172,16 +171,12 @@ class BackwardPasses:
             self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
         if comes and not self._exchange.has_gone(slot):
-            if torch.is_grad_enabled():  # with create_graph=True
-                with torch.no_grad():
-                    self._on_gradient(slot)
-            else:
-                self._on_gradient(slot)
+            self._on_gradient(slot)
 
+    @torch.no_grad()  # it may be on, with create_graph=True
     def _on_gradient(self, slot: Slot) -> None:
         """Take this parameter's gradient, which is complete, in `.grad`, perhaps the first of a backward pass."""
         refuse_compiled_autograd()
-        refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
         if not self.under_way:
             self.under_way = True

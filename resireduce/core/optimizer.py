@@ -23,7 +23,7 @@ from resireduce.errors import UsageError, check_count, warn
 from resireduce.forms import build_exchange
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
-from resireduce.watchers import Watcher, only_makes_state, refuse_capture
+from resireduce.watchers import Watcher, only_makes_state
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
@@ -162,7 +162,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
 
         Raises UsageError between `backward` and `step`, and while a CUDA graph is recorded.
         """
-        refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         if self._exchange.has_begun:
             raise UsageError(
@@ -203,7 +202,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)

@@ -8,23 +8,14 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.core.bucket import (
-    HERE,
-    Bucket,
-    Slot,
-    Stage,
-    arrange,
-    in_buckets,
-    is_shared,
-    laid_out,
-)
+from resireduce.core.bucket import OVER, Bucket, Slot, Stage, arrange, in_buckets, is_shared, laid_out
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
 from resireduce.core.update import Updater
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.guard import SECOND_BACKWARD
 from resireduce.merging.rules import Costs
-from resireduce.watchers import Drift, Watcher
+from resireduce.watchers import Drift, Watcher, refuse_capture
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
@@ -59,19 +50,22 @@ class Exchange:
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        self.arrived: list[Slot] = []
-        """The slots whose gradients have been taken in this step, in the order of arrival."""
-        self.has_begun = False
-        """Whether a gradient of this step has been compressed, absorbed or dropped."""
-        self._non_finite: NonFiniteGradient | None = None
         self.feedback.finiteness.restart()
         for slot in self.slots:
             slot.restart()
+        self.queue.restart()
         self.updater.restart()
         self.feedback.begin_step(self.steps)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a gradient of this step has been compressed, absorbed or dropped."""
+        return any(slot.stage is not Stage.OPEN for slot in self.slots)
+
     def refuse_if_failed(self) -> None:
-        """Raise UsageError if an earlier step failed, or this is a fork of the process that was to train."""
+        """Raise UsageError if an earlier step failed, this is a fork of the process that was to train, or work is being
+        recorded in a CUDA graph."""
+        refuse_capture(self.slots[0].parameter.device)
         self._refuse_fork()
         if self.failed:
             raise UsageError(
@@ -87,7 +81,7 @@ class Exchange:
 
         Raises UsageError if another has been put there by hand, since that memory may be in use elsewhere.
         """
-        if slot.is_over:
+        if slot.stage in OVER:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
         if slot.stage is Stage.ABSORBED:
             if not slot.is_guarded:
@@ -107,12 +101,10 @@ class Exchange:
         return slot.stage is Stage.OPEN
 
     def gradient(self, slot: Slot, passes: float) -> None:
-        """Take `slot`'s gradient, which autograd has finished. UsageError if it was already under way.
+        """Take `slot`'s gradient, which autograd has finished.
 
         passes: number of backward passes, of which the last is sent; infinity: this one is not the last.
         """
-        if slot.is_over:
-            raise UsageError(SECOND_BACKWARD.format(name=slot.name))
         slot.note_made()
         slot.passes += 1
         if slot.stage is Stage.SPOILT:
@@ -122,7 +114,7 @@ class Exchange:
         elif slot.passes < passes:
             self._hold(slot)
         else:
-            slot.stage = Stage.LAST
+            slot.stage = Stage.OPEN
             self.queue.prefetch_after(slot)
             self._take(slot)
             self.lifetime.use_early(slot, self.updater)
@@ -142,7 +134,6 @@ class Exchange:
             self.drop(slot, error, Stage.SPOILT)
             slot.parameter.grad = None
             return
-        self.has_begun = True
         slot.stage = Stage.ABSORBED
         slot.hide()
 
@@ -150,16 +141,15 @@ class Exchange:
         """Take `slot`'s gradient of this step, have it go its route, and launch what is ready."""
         slot.check_kind()
         try:
-            if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
+            if not (slot.is_guarded and slot.stage is Stage.ABSORBED):  # else the residual has all of it
                 grad = self.gradient_of(slot)
                 self.queue.route.check_(grad, slot)
                 slot.gradient = grad.contiguous()
         except NonFiniteGradient as error:
             self.drop(slot, error, Stage.DROPPED)
         else:
-            self.has_begun = True
             slot.stage = Stage.TAKEN
-            self.arrived.append(slot)
+            self.queue.arrived.append(slot)
         self.lifetime.took(slot)
         self.queue.route.advance(slot, self.queue, self.steps)
         self.queue.launch(self.steps)
@@ -175,13 +165,13 @@ class Exchange:
 
     def drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
-        self._non_finite, self.has_begun = self._non_finite or error, True
+        self.queue.refused = self.queue.refused or error
         slot.stage = stage
 
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
-        self._non_finite = self._non_finite or self.queue.refused or self.feedback.finiteness.failure()
-        return self._non_finite is not None
+        self.queue.refused = self.queue.refused or self.feedback.finiteness.failure()
+        return self.queue.refused is not None
 
     # --- the step ---
 
@@ -209,15 +199,15 @@ class Exchange:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
-        self.queue.route.complete(self.queue, self.arrived, step)
+        self.queue.route.complete(self.queue, step)
         self.queue.compress_rest(step)
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         self.queue.launch(step, complete=True)
         self.feedback.end_step(step)  # after all rounds: the last updates a residual
         self.updater.finish(step, self.is_spoilt, loss)
-        self.queue.finish(self.arrived)
+        self.queue.finish()
         if self.queue.flagged:
-            self.scaling.refuse(self.arrived, step, self._non_finite)
+            self.scaling.refuse(self.queue.arrived, step, self.queue.refused)
         for slot in self.queue.unused:  # with two levels the averages of a bucket come together
             self.feedback.states.forget(slot.name)
         self.feedback.states.commit()
@@ -246,9 +236,6 @@ class Unscaled:
 
 class Streamed(Watcher):
     """Gradients are taken as autograd finishes them; until averages come, in `step()`, a guard stands in `.grad`."""
-
-    hides, updates_early = True, False
-    """Whether a guard is in `.grad` as soon as a gradient is taken; whether the backward pass uses averages."""
 
     def __init__(self, scaling: Unscaled, chunk_bytes: float):
         self.scaling, self.chunk_bytes = scaling, chunk_bytes
@@ -297,8 +284,8 @@ class Flat:
         slot.is_ready = slot.is_taken
         queue.compress_ready(slot, step)
 
-    def complete(self, queue: "LaunchQueue", arrived: list[Slot], step: int) -> None:
-        """Send on the rest, when all gradients have been taken; note in `arrived` what has come from other ranks."""
+    def complete(self, queue: "LaunchQueue", step: int) -> None:
+        """Send on the rest, when all gradients have been taken; note what has arrived from other ranks alone."""
 
     def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
@@ -336,16 +323,16 @@ class UnderWay:
 
     def drop(self) -> None:
         """Forget all messages."""
-        self._sent: deque[tuple[Bucket, int]] = deque()  # and the gathered bytes of each, as it was launched
+        self._sent: deque[Bucket] = deque()
 
     @property
     def oldest(self) -> Bucket | None:
         """The bucket that is to be received next, if any is under way."""
-        return self._sent[0][0] if self._sent else None
+        return self._sent[0] if self._sent else None
 
     def has_room(self, bucket: Bucket) -> bool:
         """Whether the message of `bucket` may be launched before another one is received."""
-        size, held = self._gathered_bytes(bucket), sum(size for _, size in self._sent)
+        size, held = self._gathered_bytes(bucket), sum(map(self._gathered_bytes, self._sent))
         return not (size and held and held + size > self._limit_bytes)
 
     def _gathered_bytes(self, bucket: Bucket) -> int:
@@ -355,7 +342,7 @@ class UnderWay:
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, or the first round of it."""
         assert bucket.message is not None
-        self._sent.append((bucket, self._gathered_bytes(bucket)))
+        self._sent.append(bucket)
         self._feedback.send(bucket.message)
 
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
@@ -363,7 +350,7 @@ class UnderWay:
 
         `remember` is called with each bucket before its message is sent.
         """
-        while waiting := [bucket for bucket, _ in self._sent if isinstance(bucket.message, Round)]:
+        while waiting := [bucket for bucket in self._sent if isinstance(bucket.message, Round)]:
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self._feedback.end_round(bucket.message)
@@ -373,7 +360,7 @@ class UnderWay:
 
     def pop(self) -> Bucket:
         """Return the oldest bucket, whose message is to be received now."""
-        return self._sent.popleft()[0]
+        return self._sent.popleft()
 
 
 class LaunchQueue:
@@ -409,12 +396,14 @@ class LaunchQueue:
         self.merge(merge)
         self.under_way = UnderWay(self.feedback, slots)
         """The buckets whose messages are under way."""
-        self._restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Forget the messages of the last step, and begin the next."""
         self._launched = 0
+        self.arrived: list[Slot] = []
+        """The slots whose gradients have been taken in this step, in the order of arrival."""
         self.refused: NonFiniteGradient | None = None
-        """The error of the first gradient that was not finite when its bucket was compressed."""
+        """The error of the first gradient of this step that was not finite."""
         self.under_way.drop()
         for bucket in self.buckets:
             bucket.message = None
@@ -447,7 +436,7 @@ class LaunchQueue:
         """Make the message of `bucket`, and let its gradients go; those that are not finite are left out: zeros are
         sent in their place."""
         gradients = {slot.name: slot.gradient for slot in bucket.slots}
-        absorbed = [slot.name for slot in bucket.slots if slot.gradient is None and slot.stage in HERE]
+        absorbed = [slot.name for slot in bucket.slots if slot.gradient is None and slot.is_taken]
         for slot in bucket.slots:
             slot.gradient = None
         refused: dict[str, NonFiniteGradient] = {}
@@ -548,18 +537,17 @@ class LaunchQueue:
             raise UsageError(OTHER_STEP.format(step=step))
         return sums
 
-    def finish(self, arrived: Sequence[Slot]) -> None:
-        """End the step whose gradients came here in the order `arrived`; the first time, take over rank 0's order."""
+    def finish(self) -> None:
+        """End a step; the first time, take over the order in which gradients have arrived on rank 0."""
         if not self._order_is_learnt:
             absent = [slot for slot in reversed(self.slots) if not slot.is_taken]
-            indices = [slot.index for slot in [*(slot for slot in arrived if slot.is_taken), *absent]]
+            indices = [slot.index for slot in [*(slot for slot in self.arrived if slot.is_taken), *absent]]
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
             self._arrange(self.buckets)
             self._order_is_learnt = True
         self.comparisons = [one for one in self.comparisons if one.goes_on(self.flagged)]
-        self._restart()
 
 
 def agree_first(queue: LaunchQueue, step: int, complete: bool) -> bool:
