@@ -44,16 +44,22 @@ def check_settings(
             f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
             "are unscaled; keep parameters in float32 and use torch.autocast"
         )
-    name, own = type(compressor).__name__, own_momentum(optimizer)
-    if compressor.momentum is not None and own is not None:
-        raise ConfigError(
-            f"compressor: {name} corrects momentum and is not allowed with the {own} of {type(optimizer).__name__}; "
-            "give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', which leaves momentum to it"
-        )
+    check_momentum(compressor, optimizer)
     if compressor.momentum is not None and settings.streamed and scaler is not None:
         raise ConfigError(
-            f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
-            "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
+            f"grad_scaler: it is not allowed with {type(compressor).__name__} and gradients='streamed': velocities of "
+            "a step that is skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
+        )
+
+
+def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError if `compressor` corrects momentum, and `optimizer` has its own now: it would count twice."""
+    own = own_momentum(optimizer)
+    if compressor.momentum is not None and own is not None:
+        raise ConfigError(
+            f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "
+            f"{type(optimizer).__name__}; give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', "
+            "which leaves momentum to it; load no state that has momentum, and give schedulers cycle_momentum=False"
         )
 
 

@@ -103,8 +103,8 @@ class Early(Streamed):
             if slot.stage is Stage.TAKEN:
                 slot.hide()
 
-    def before_step(self) -> None:
-        """Raise UsageError if what runs before the step of the optimizer has missed updates."""
+    def pending(self, exchange: Exchange) -> list[Slot]:
+        """Return the slots with a gradient, as ever. UsageError if what runs before a step has missed updates."""
         self._bytes = 0
         if not can_be_sliced(self._optimizer):
             raise UsageError(
@@ -112,6 +112,7 @@ class Early(Streamed):
                 "which would not see what update='in_backward' has used before: do that before "
                 "resireduce.distribute(...), with update='in_step'"
             )
+        return super().pending(exchange)
 
     def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
         """Return the gradients in `.grad` that are this rank's own until `step()` averages them, with parameters."""

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +15,13 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce import private
+from resireduce.core.bucket import Slot, Stage
 from resireduce.errors import UsageError, caller, warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
 
-if TYPE_CHECKING:
-    from resireduce.core.bucket import Slot
-
 DISTRIBUTED = WeakTensorKeyDictionary()
 """Has each parameter whose gradients an optimizer of the library averages that is in use."""
-
-
-class Watcher:
-    """Notices one kind of mistake: it raises, or warns, at one of these moments. Most watchers need few of them."""
-
-    def before_step(self) -> None:
-        """Look before anything of a step is done, which can then still be refused."""
-
-    def after_step(self) -> None:
-        """Look when a step has been taken, or skipped for overflow."""
-
-    def note_residuals(self) -> None:
-        """Note that residuals were loaded, or that a step was named at which to continue."""
 
 
 # --- Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure ---
@@ -103,7 +88,7 @@ BYPASSED = (
 )
 
 
-class OtherSteps(Watcher):
+class OtherSteps:
     """Warns if an optimizer takes a step by gradients of this rank alone.
 
     So it is with parameters of `model` that are not among `held`, as they may be unfrozen, added or replaced at any
@@ -111,26 +96,17 @@ class OtherSteps(Watcher):
     until `step()` has averaged them.
     """
 
-    def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence["Slot"] = ()):
+    def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence[Slot] = ()):
         self._model, self._reason, self._slots = weakref.ref(model), reason, slots
         self._held = {id(one) for one in held}
         self._seen = WeakTensorKeyDictionary()  # has each other parameter that was looked for in the model
-        self._is_in_step = False
         _FOLLOWERS[id(self)] = self
-
-    def before_step(self) -> None:
-        """Note that whatever takes steps meanwhile does so for the step of the library."""
-        self._is_in_step = True
-
-    def after_step(self) -> None:
-        """Note that this step has been taken."""
-        self._is_in_step = False
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After a step of any `optimizer`: warn once about what it has trained by gradients of this rank alone."""
         trained = [one for group in optimizer.param_groups for one in group["params"]]
         others = [one for one in trained if id(one) not in self._held]
-        has_own = not self._is_in_step and any(slot.made is not None for slot in self._slots)
+        has_own = any(slot.made is not None and slot.stage is Stage.OPEN for slot in self._slots)
         if has_own and len(others) < len(trained):
             self._slots = ()
             warn(BYPASSED)
@@ -167,7 +143,7 @@ register_optimizer_step_post_hook(_tell)
 # --- Optimizers around that of the library, which expect gradients after its step ---
 
 
-class Around(Watcher):
+class Around:
     """Warns if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
 
     Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
@@ -221,7 +197,7 @@ def _warn_of_loss(handles: Iterable[RemovableHandle], parameter: Tensor) -> None
 # --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
 
 
-class Resumed(Watcher):
+class Resumed:
     """Warns if the state of one of the `optimizers` was loaded, or was there at the start, and `residual`, if it has
     tensors, was not loaded before the next step."""
 

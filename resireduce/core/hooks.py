@@ -124,7 +124,8 @@ class BackwardPasses:
         """Call `_before` before autograd adds a gradient to the `.grad` of `slot`, by the node through which all graphs
         do so. torch makes another node, without hooks, for a parameter whose dtype or device was changed."""
         with torch.enable_grad():
-            node = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            view: Any = slot.parameter.view_as(slot.parameter)
+        node = view.grad_fn.next_functions[0][0]
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
             self._handles.append(node.register_prehook(self._hook(slot, BackwardPasses._before)))

@@ -15,7 +15,7 @@ from resireduce.core.update import Updater
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.guard import SECOND_BACKWARD
 from resireduce.merging.rules import Costs
-from resireduce.watchers import Drift, Watcher, refuse_capture
+from resireduce.watchers import Drift, refuse_capture
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
@@ -175,7 +175,7 @@ class Exchange:
 
     # --- the step ---
 
-    def take_step(self, loss: Tensor | float | None) -> bool:
+    def take_step(self) -> bool:
         """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
 
         Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
@@ -184,14 +184,14 @@ class Exchange:
         for one in self.queue.comparisons:  # before anything is updated
             one.look()
         try:
-            self._send_and_use(step, loss)
+            self._send_and_use(step)
         except Skipped:
             self.steps = step
             self.updater.skip()
         self.failed = False
         return self.steps > step
 
-    def _send_and_use(self, step: int, loss: Tensor | float | None) -> None:
+    def _send_and_use(self, step: int) -> None:
         for slot in self.lifetime.pending(self):
             self._take(slot)
         for slot in self.slots:  # room for the averages
@@ -204,7 +204,7 @@ class Exchange:
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         self.queue.launch(step, complete=True)
         self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, self.is_spoilt, loss)
+        self.updater.finish(step, self.is_spoilt)
         self.queue.finish()
         if self.queue.flagged:
             self.scaling.refuse(self.queue.arrived, step, self.queue.refused)
@@ -234,7 +234,7 @@ class Unscaled:
         raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
 
 
-class Streamed(Watcher):
+class Streamed:
     """Gradients are taken as autograd finishes them; until averages come, in `step()`, a guard stands in `.grad`."""
 
     def __init__(self, scaling: Unscaled, chunk_bytes: float):

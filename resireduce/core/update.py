@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.compressors.base import own_momentum
 from resireduce.core.bucket import Slot
 from resireduce.errors import UsageError
-from resireduce.watchers import StepGuard, Watcher
+from resireduce.watchers import StepGuard
 
 if TYPE_CHECKING:
     from resireduce.core.step import LaunchQueue, Streamed
@@ -61,7 +60,7 @@ def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:
     return not has_hooks and is_separable(optimizer)
 
 
-class Updater(Watcher):
+class Updater:
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
     With streamed gradients, if the optimizer updates each parameter by itself, averages of a bounded number of bytes
@@ -73,29 +72,19 @@ class Updater(Watcher):
     """The global norm of the last averages, if it was measured."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue", lifetime: "Streamed"):
-        self.optimizer, self.slots, self.queue, self.lifetime = optimizer, queue.slots, queue, lifetime
-        self._held = self._parameters()
-        known = {slot.parameter for slot in self.slots}
-        self._frozen = [one for one in self._held.values() if one not in known]
+        self.optimizer, self.queue, self.lifetime = optimizer, queue, lifetime
+        self._known = {id(slot.parameter) for slot in queue.slots}
         self.restart()
 
-    def _parameters(self) -> dict[int, Tensor]:
-        """Return the parameters that the wrapped optimizer holds now."""
-        return {id(one): one for group in self.optimizer.param_groups for one in group["params"]}
-
-    def before_step(self) -> None:
-        """Raise UsageError if a step would train wrongly because of a change to the wrapped optimizer."""
-        stranger = next((one for one in self._frozen if one.grad is not None), None)
-        if stranger is not None:  # ranks would drift apart
+    def check_parameters(self) -> None:
+        """Raise UsageError if the wrapped optimizer lacks a parameter now, or has a gradient that nobody averages."""
+        held = {id(one): one for group in self.optimizer.param_groups for one in group["params"]}
+        others = [one for key, one in held.items() if key not in self._known and one.grad is not None]
+        if others or not held.keys() >= self._known:  # ranks would drift apart
             raise UsageError(
-                f"a parameter of shape {tuple(stranger.shape)}, frozen when resireduce.distribute(...) was called, has "
-                "a gradient now, which nobody averages: unfreeze before distribute(), or close() the optimizer and "
-                "distribute a new one"
-            )
-        if self._parameters().keys() != self._held.keys():
-            raise UsageError(
-                "parameters were added to the optimizer, removed, or replaced, after resireduce.distribute(...): do "
-                "that before, or close() it and distribute anew"
+                "parameters were added to the optimizer, removed, replaced or unfrozen after "
+                "resireduce.distribute(...), and nobody averages their gradients: do that before, or close() it and "
+                "distribute anew"
             )
 
     def restart(self) -> None:
@@ -113,7 +102,7 @@ class Updater(Watcher):
     def skip(self) -> None:
         """Note that the step is skipped, since a gradient was not finite."""
 
-    def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
+    def finish(self, step: int, flag: Callable[[], bool]) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
 
         `flag` returns whether a gradient of this rank cannot be used; it is called when all messages have come. If any
@@ -127,7 +116,7 @@ class Updater(Watcher):
         self.note(self.queue.settle(flag(), step))
         if not self.queue.flagged:
             self.use()
-            self.update_rest(loss)
+            self.update_rest()
         self.free()
 
     def make_room(self, slots: Sequence[Slot]) -> None:
@@ -155,27 +144,10 @@ class Updater(Watcher):
                 parameter.grad = grad
         self.free()
 
-    def update_rest(self, loss: Tensor | float | None) -> None:
-        """Call the wrapped optimizer's `step()` itself, for the parameters that are left.
-
-        loss: what the closure given to the distributed `step` returned, if there was one. An optimizer that may need a
-        closure gets one that returns this loss, once, as long as no parameter has changed.
-        """
-        if loss is None or is_separable(self.optimizer):
-            self.optimizer.step()
-            return
-        versions = [slot.parameter._version for slot in self.slots]
-        answers = [loss]
-
-        def evaluated(*_: object, **__: object) -> Tensor | float:
-            if not answers or versions != [slot.parameter._version for slot in self.slots]:
-                raise UsageError(
-                    f"{type(self.optimizer).__name__}.step(closure) computes gradients several times a step, which are "
-                    "under way after the first; use an optimizer that takes a step from one gradient (SGD, Adam, ...)"
-                )
-            return answers.pop()
-
-        self.optimizer.step(evaluated)  # type: ignore[arg-type]
+    def update_rest(self) -> None:
+        """Call the wrapped optimizer's `step()` itself, for the parameters that are left. It gets no closure, since
+        gradients of a second evaluation would be this rank's own."""
+        self.optimizer.step()
 
     def free(self) -> None:
         """Forget the averages that have been used; free them, unless gradients are kept."""
@@ -189,19 +161,3 @@ def largest_layer(slots: Sequence[Slot]) -> int:
     for slot in slots:
         layers[slot.name.rpartition(".")[0]] += slot.nbytes
     return max(layers.values())
-
-
-class OwnMomentum(Watcher):
-    """Refuses momentum of `optimizer` beside a compressor that corrects it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer = optimizer
-
-    def before_step(self) -> None:
-        """Raise UsageError if the optimizer has momentum now."""
-        own = own_momentum(self._optimizer)
-        if own is not None:
-            raise UsageError(
-                f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
-                "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
-            )

@@ -35,8 +35,7 @@ class HookState(Resumable, ABC):
             feedback.register(slot.name, slot.parameter)
         self._under_way = UnderWay(feedback, self.slots)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
-        self._resumed, self._is_known = Resumed(feedback.residual), False
-        self.watchers = [self._resumed]
+        self.resumed, self._is_known = Resumed(feedback.residual), False
         self.steps = 0
         """How many backward passes have averaged gradients."""
         feedback.begin_step(0)
@@ -69,7 +68,7 @@ class HookState(Resumable, ABC):
         for one in objects(torch.optim.Optimizer):
             groups = vars(one).get("param_groups") or ()  # one that passes on another's has none of its own
             if any(id(parameter) in own for group in groups for parameter in group["params"]):
-                self._resumed.watch(one)
+                self.resumed.watch(one)
         self._is_known = True
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
@@ -121,7 +120,7 @@ class HookState(Resumable, ABC):
         """End a step, whose averages have been received, and begin the next."""
         self.feedback.end_step(self.steps)
         self.feedback.states.commit()
-        self._resumed.after_step()
+        self.resumed.after_step()
         self.steps += 1
         self.feedback.begin_step(self.steps)
 
