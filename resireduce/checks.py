@@ -1,6 +1,6 @@
 """What is refused before anything is changed: settings, ways to merge, models and optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from resireduce.compressors.base import Compressor, own_momentum
 from resireduce.core.bucket import overlaps
 from resireduce.core.update import can_be_sliced
-from resireduce.errors import ConfigError, check, check_count, choose, is_count, is_number
+from resireduce.errors import ConfigError, check, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
 from resireduce.settings import Settings
@@ -24,8 +24,6 @@ def check_settings(
 ) -> None:
     """Raise ConfigError for `settings` that cannot be used with one another, `compressor`, `model` or `optimizer`."""
     choose("gradients", settings.gradients, GRADIENTS)
-    check_count("backward_passes_per_step", settings.backward_passes_per_step, 1, "passes")
-    check_count("warm_up_steps", settings.warm_up_steps, of="steps")
     if not isinstance(settings.hierarchy, list | tuple):
         choose("hierarchy", settings.hierarchy, HIERARCHIES)
     for field in ("max_grad_norm", "max_local_grad_norm"):
@@ -110,7 +108,10 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     if isinstance(merge, str):
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
-        _check_lists(merge, parameters)
+        are_lists = all(isinstance(names, list | tuple) and names for names in merge)
+        check("merge", merge, are_lists, "a list of names of parameters for each message")
+        for name in (name for names in merge for name in names):
+            choose("merge", name, parameters)
     else:
         wanted = "a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
         check("merge", merge, is_count(merge) and merge >= 1, wanted)
@@ -120,26 +121,6 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
             "rounds of one tensor each, or in exchanges that no rule by time knows; leave merge out, or choose another "
             "compressor"
         )
-
-
-def _check_lists(lists: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless `lists` name trained parameters once each, those of a message all of one kind."""
-    are_lists = all(isinstance(names, list | tuple) and names for names in lists)
-    check("merge", lists, are_lists, "a list of names of parameters for each message")
-    seen: set[object] = set()
-    for name in (name for names in lists for name in names):
-        choose("merge", name, parameters)
-        if name in seen:
-            raise ConfigError(f"merge: {name!r} is in several messages, or twice in one; name each parameter once")
-        seen.add(name)
-    for names in lists:
-        kinds = {(parameters[name].dtype, parameters[name].device): name for name in names}
-        if len(kinds) > 1:
-            first, second, *_ = kinds.values()
-            raise ConfigError(
-                f"merge: {first!r} and {second!r} have different dtypes, or are on different devices, and cannot be in "
-                "one message; put them into two"
-            )
 
 
 # --- The model and the optimizer given to `resireduce.distribute`, checked before anything is changed ---

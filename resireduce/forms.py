@@ -57,7 +57,7 @@ class Kept(Streamed):
                 exchange.feedback.finiteness.check_(grad, slot.name)
                 norms[slot] = torch.linalg.vector_norm(grad)
             except NonFiniteGradient as error:
-                exchange.drop(slot, error, Stage.DROPPED)
+                exchange.drop(slot, error)
         if self._largest is not None:
             _, factor = clip_factor(list(reversed(norms.values())), self._largest)
             scale_(norms, factor)

@@ -300,13 +300,11 @@ class Drift:
         here = digest(self._parameters)
         self.numbers = [here, here**2]
 
-    def compare(self, sums: Sequence[int], world_size: int) -> None:
-        """Warn unless the `sums` are those of equal numbers."""
+    def compare(self, sums: Sequence[int], world_size: int, was_skipped: bool) -> bool:
+        """Warn unless the `sums` are those of equal numbers; return whether there is another step to compare. One that
+        was skipped has changed nothing."""
         if sums[1] * world_size != sums[0] ** 2:
             warn(DRIFTED)
-
-    def goes_on(self, was_skipped: bool) -> bool:
-        """Whether there is another step to compare; one that was skipped has changed nothing."""
         self._left -= not was_skipped
         return self._left > 0
 

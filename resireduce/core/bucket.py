@@ -35,10 +35,9 @@ class Stage(Enum):
 
     OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
     ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
-    SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
     TAKEN = "this rank, or another one of its node, has a gradient of it, and the average may be put into `.grad`"
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
-    DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
+    DROPPED = "the last pass is over, and the sum holds NaN or infinity: this rank has no gradient of it"
 
     __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
 

@@ -81,8 +81,7 @@ class BackwardPasses:
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange = exchange.slots, exchange
-        self.passes_per_step = settings.backward_passes_per_step
-        self._last_pass: float = self.passes_per_step
+        self._last_pass: float = settings.backward_passes_per_step
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first

@@ -107,11 +107,7 @@ class Exchange:
         """
         slot.note_made()
         slot.passes += 1
-        if slot.stage is Stage.SPOILT:
-            slot.parameter.grad = None
-            if slot.passes >= passes:
-                slot.stage = Stage.DROPPED
-        elif slot.passes < passes:
+        if slot.passes < passes:
             self._hold(slot)
         else:
             slot.stage = Stage.OPEN
@@ -120,7 +116,8 @@ class Exchange:
             self.lifetime.use_early(slot, self.updater)
 
     def _hold(self, slot: Slot) -> None:
-        """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`."""
+        """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`, as one
+        that is not finite, which is refused with the sum."""
         grad = slot.parameter.grad
         absorbs = slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
@@ -130,12 +127,11 @@ class Exchange:
             grad = self.lifetime.owned(grad, slot)
         try:
             self.feedback.absorb(grad, slot.name)
-        except NonFiniteGradient as error:
-            self.drop(slot, error, Stage.SPOILT)
-            slot.parameter.grad = None
-            return
-        slot.stage = Stage.ABSORBED
-        slot.hide()
+        except NonFiniteGradient:
+            slot.stage = Stage.OPEN
+        else:
+            slot.stage = Stage.ABSORBED
+            slot.hide()
 
     def _take(self, slot: Slot) -> None:
         """Take `slot`'s gradient of this step, have it go its route, and launch what is ready."""
@@ -146,7 +142,7 @@ class Exchange:
                 self.queue.route.check_(grad, slot)
                 slot.gradient = grad.contiguous()
         except NonFiniteGradient as error:
-            self.drop(slot, error, Stage.DROPPED)
+            self.drop(slot, error)
         else:
             slot.stage = Stage.TAKEN
             self.queue.arrived.append(slot)
@@ -163,10 +159,10 @@ class Exchange:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
         return self.lifetime.owned(grad, slot)
 
-    def drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
+    def drop(self, slot: Slot, error: NonFiniteGradient) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
         self.queue.refused = self.queue.refused or error
-        slot.stage = stage
+        slot.stage = Stage.DROPPED
 
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
@@ -319,10 +315,6 @@ class UnderWay:
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
         self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget all messages."""
         self._sent: deque[Bucket] = deque()
 
     @property
@@ -404,7 +396,6 @@ class LaunchQueue:
         """The slots whose gradients have been taken in this step, in the order of arrival."""
         self.refused: NonFiniteGradient | None = None
         """The error of the first gradient of this step that was not finite."""
-        self.under_way.drop()
         for bucket in self.buckets:
             bucket.message = None
 
@@ -525,8 +516,8 @@ class LaunchQueue:
         compared = [number for one in self.comparisons for number in one.numbers]
         sums = self.sums([*here, *compared], step)
         self.flagged = bool(sums[len(self.slots)])
-        for one in self.comparisons:
-            one.compare(sums[len(here) :], self.world.world_size)
+        ranks = self.world.world_size
+        self.comparisons = [one for one in self.comparisons if one.compare(sums[len(here) :], ranks, self.flagged)]
         return sums[: len(self.slots)]
 
     def sums(self, here: list[int], step: int) -> list[int]:
@@ -547,7 +538,6 @@ class LaunchQueue:
             self._order = [self.slots[index] for index in order.tolist()]
             self._arrange(self.buckets)
             self._order_is_learnt = True
-        self.comparisons = [one for one in self.comparisons if one.goes_on(self.flagged)]
 
 
 def agree_first(queue: LaunchQueue, step: int, complete: bool) -> bool:

@@ -19,7 +19,7 @@ from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.step import refuse_partly_absent
-from resireduce.errors import ConfigError, UsageError, check_count
+from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.scheme import Scheme
@@ -59,7 +59,6 @@ def compress_ddp(
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     settings = Settings(**given, gradients="kept")
-    check_count("warm_up_steps", warm_up_steps, of="steps")
     parameters = _parameters(model)
     lossy = find_compressor(settings)
     communicator = TorchCommunicator(model.process_group, shares=True)

@@ -21,7 +21,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError, check, check_count
+from resireduce.errors import ConfigError, UsageError, check
 from resireduce.grouping import Grouping, compressible
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.residuals.base import DecayedResidual
@@ -368,7 +368,6 @@ def compress_fsdp(
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
     settings = Settings(**given, gradients="kept")
-    check_count("warm_up_steps", warm_up_steps, of="steps")
     units = find_units(model)
     held = {name for unit in units for name in unit.trained}
     parameters = {name: parameter for name, parameter in model.named_parameters() if name in held}
