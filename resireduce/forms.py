@@ -3,6 +3,7 @@
 import math
 import os
 import weakref
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from functools import partial
 
@@ -15,7 +16,7 @@ from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, sep
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message
 from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, Unscaled
-from resireduce.core.update import Updater, can_be_sliced, is_separable, largest_layer
+from resireduce.core.update import Updater, can_be_sliced, is_separable
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.node import ByNodes
 from resireduce.settings import Settings
@@ -74,34 +75,26 @@ class Kept(Streamed):
 
 
 class Early(Streamed):
-    """Averages are used within the backward pass, once payloads take more bytes than a chunk; guards stand after it."""
+    """Averages are used within the backward pass, once payloads take more bytes than a chunk."""
 
     def __init__(self, scaling: Unscaled, chunk_bytes: float, optimizer: torch.optim.Optimizer, slots: Sequence[Slot]):
         super().__init__(scaling, chunk_bytes)
         self._optimizer, self._slots = optimizer, slots
         self._bytes = 0  # of dense payloads between their arrival and their update
 
-    def took(self, slot: Slot) -> None:
-        """Clear `.grad`, for the average."""
-        slot.parameter.grad = None
-
     def use_early(self, slot: Slot, updater: Updater) -> None:
         """Update by averages once payloads exceed a chunk; that of `slot` has just come."""
         self._bytes += slot.nbytes
-        while self._bytes > self.chunk_bytes and (bucket := updater.queue.under_way.oldest):
-            for one in bucket.slots:  # of an earlier pass
+        while self._bytes > self.chunk_bytes and updater.queue.under_way:
+            for one in updater.queue.under_way[0].slots:  # room for the averages
                 if one.stage is Stage.GUARDED:
                     one.uncover()
             slots = updater.queue.receive()
             updater.note(slots)
             updater.update_some()
-            self._bytes -= sum(slot.nbytes for slot in slots)
-
-    def after_backward(self) -> None:
-        """Guard all that has been taken."""
-        for slot in self._slots:
-            if slot.stage is Stage.TAKEN:
-                slot.hide()
+            for one in slots:
+                one.hide()
+                self._bytes -= one.nbytes
 
     def pending(self, exchange: Exchange) -> list[Slot]:
         """Return the slots with a gradient, as ever. UsageError if what runs before a step has missed updates."""
@@ -115,9 +108,10 @@ class Early(Streamed):
         return super().pending(exchange)
 
     def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
-        """Return the gradients in `.grad` that are this rank's own until `step()` averages them, with parameters."""
-        held = [(slot, grad) for slot in self._slots if (grad := slot.parameter.grad) is not None]
-        return [(slot.parameter, grad) for slot, grad in held if slot not in updating]
+        """Return guards, and gradients that are this rank's own until `step()` averages them, with parameters."""
+        chosen = {*updating}
+        others = [slot.parameter for slot in self._slots if slot not in chosen]
+        return [(one, one.grad) for one in others if one.grad is not None]
 
 
 # --- Updates that wait for all averages: with a limit on their norm, or a GradScaler and streamed gradients ---
@@ -216,7 +210,10 @@ def build_exchange(
 ) -> Exchange:
     """Return what takes the steps of `slots` as `settings` say, over the ranks of `levels`, for `optimizer`; `others`
     are parameters of the model that it does not update."""
-    nbytes, largest, world = sum(slot.nbytes for slot in slots), largest_layer(slots), levels.world
+    layers: Counter[str] = Counter()  # tensors whose names differ only in the last part
+    for slot in slots:
+        layers[slot.name.rpartition(".")[0]] += slot.nbytes
+    nbytes, largest, world = layers.total(), max(layers.values()), levels.world
     if settings.streamed and not is_separable(optimizer):
         name = type(optimizer).__name__
         warn(

@@ -266,16 +266,16 @@ def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[
     if isinstance(merge, str | None):
         return [[slot] for slot in slots]
     if isinstance(merge, int):
-        return _runs(slots, merge, lambda slot: sent_bytes(slot, feedback))
+        compressor, step = feedback.compressor_at(feedback.warm_up_steps), feedback.warm_up_steps
+
+        def sent_bytes(slot: Slot) -> int:  # by the node's first rank, in the first step after warm-up
+            like = torch.empty(slot.shape_by_place, dtype=slot.template.dtype, device="meta")
+            return compressor.compress(like, slot.name, step).nbytes
+
+        return _runs(slots, merge, sent_bytes)
     by_name = {slot.name: slot for slot in slots}
     listed = [[by_name.pop(name) for name in names if name in by_name] for names in merge]
     return [run for names in listed for run in _runs(names)] + [[slot] for slot in by_name.values()]
-
-
-def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
-    """Return the bytes that the node's first rank sends of a compressed `slot` in the first step after warm-up."""
-    like = torch.empty(slot.shape_by_place, dtype=slot.template.dtype, device="meta")
-    return feedback.compressor_at(feedback.warm_up_steps).compress(like, slot.name, feedback.warm_up_steps).nbytes
 
 
 def _runs(

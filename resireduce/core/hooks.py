@@ -106,12 +106,13 @@ class BackwardPasses:
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
         self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-        act = BackwardPasses._on_finished if settings.streamed else _note_gradient
+        # Of kept gradients it suffices to note that autograd has finished them: `step()` takes them.
+        act: Act = BackwardPasses._on_finished if settings.streamed else lambda _, slot, given: slot.note_made()
         for slot in self.slots:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
             if settings.streamed:
                 self._announce(slot)
-        if not settings.streamed or settings.in_backward:  # else a guard shows a wrapper that averages too
+        if not settings.streamed:  # else a guard in `.grad` shows a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -185,11 +186,4 @@ class BackwardPasses:
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""
-        with self.turn:
-            self.under_way = False
-            self._exchange.lifetime.after_backward()
-
-
-def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:
-    """Note that autograd has finished this parameter's gradient, which `step()` will take."""
-    slot.note_made()
+        self.under_way = False

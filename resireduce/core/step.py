@@ -245,9 +245,6 @@ class Streamed:
         """Note that the gradient of `slot` has been taken, or dropped."""
         slot.hide()
 
-    def after_backward(self) -> None:
-        """Note that a backward pass has ended."""
-
     def use_early(self, slot: Slot, updater: Updater) -> None:
         """Use averages, if any are used early, when the gradient of `slot` has been taken in the backward pass."""
 
@@ -305,7 +302,7 @@ GATHERED = 16
 """The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
 
 
-class UnderWay:
+class UnderWay(deque[Bucket]):
     """The buckets whose messages are under way, the oldest first. `feedback` sends them.
 
     A gathered message takes world size x payload bytes from launch to receipt: the next has to wait if all of them
@@ -314,17 +311,12 @@ class UnderWay:
     """
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
+        super().__init__()
         self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
-        self._sent: deque[Bucket] = deque()
-
-    @property
-    def oldest(self) -> Bucket | None:
-        """The bucket that is to be received next, if any is under way."""
-        return self._sent[0] if self._sent else None
 
     def has_room(self, bucket: Bucket) -> bool:
         """Whether the message of `bucket` may be launched before another one is received."""
-        size, held = self._gathered_bytes(bucket), sum(map(self._gathered_bytes, self._sent))
+        size, held = self._gathered_bytes(bucket), sum(map(self._gathered_bytes, self))
         return not (size and held and held + size > self._limit_bytes)
 
     def _gathered_bytes(self, bucket: Bucket) -> int:
@@ -334,7 +326,7 @@ class UnderWay:
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, or the first round of it."""
         assert bucket.message is not None
-        self._sent.append(bucket)
+        self.append(bucket)
         self._feedback.send(bucket.message)
 
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
@@ -342,17 +334,13 @@ class UnderWay:
 
         `remember` is called with each bucket before its message is sent.
         """
-        while waiting := [bucket for bucket in self._sent if isinstance(bucket.message, Round)]:
+        while waiting := [bucket for bucket in self if isinstance(bucket.message, Round)]:
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self._feedback.end_round(bucket.message)
                 if remember is not None:
                     remember(bucket)
                 self._feedback.send(bucket.message)
-
-    def pop(self) -> Bucket:
-        """Return the oldest bucket, whose message is to be received now."""
-        return self._sent.popleft()
 
 
 class LaunchQueue:
@@ -471,7 +459,7 @@ class LaunchQueue:
 
         A tensor without a gradient on this rank waits until `settle` asks the other ranks.
         """
-        taken = [slot for slot in self.under_way.pop().slots if slot.is_taken]
+        taken = [slot for slot in self.under_way.popleft().slots if slot.is_taken]
         if taken:
             self.deliver(taken)
         return taken

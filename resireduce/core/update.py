@@ -1,7 +1,7 @@
 """The second half of a step: averages come back, and the wrapped optimizer's `step()` updates their parameters."""
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +109,8 @@ class Updater:
         rank's cannot, parameters that have not been updated by then are not updated on any rank.
         """
         self.room = self.lifetime.chunk_bytes if can_be_sliced(self.optimizer) else math.inf
-        while bucket := self.queue.under_way.oldest:
-            self.make_room(bucket.slots)
+        while self.queue.under_way:
+            self.make_room(self.queue.under_way[0].slots)
             self.note(self.queue.receive())
             self.queue.launch(step, complete=True)
         self.note(self.queue.settle(flag(), step))
@@ -153,11 +153,3 @@ class Updater:
         """Forget the averages that have been used; free them, unless gradients are kept."""
         self.lifetime.free(self._updating)
         self._updating = []
-
-
-def largest_layer(slots: Sequence[Slot]) -> int:
-    """Return the gradient bytes of the largest layer of `slots`: tensors whose names differ only in the last part."""
-    layers: Counter[str] = Counter()
-    for slot in slots:
-        layers[slot.name.rpartition(".")[0]] += slot.nbytes
-    return max(layers.values())

@@ -102,7 +102,7 @@ class HookState(Resumable, ABC):
         self._targets.append(targets)
 
     def _receive(self) -> None:
-        bucket, targets = self._under_way.pop(), self._targets.popleft()
+        bucket, targets = self._under_way.popleft(), self._targets.popleft()
         assert isinstance(bucket.message, Message)
         into = [target if target.is_contiguous() else None for target in targets]
         averages = self.feedback.receive(bucket.message, range(len(into)), into)
