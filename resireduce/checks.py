@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.compressors.base import Compressor, own_momentum
 from resireduce.core.bucket import overlaps
@@ -137,11 +136,6 @@ def check_types(model: object, optimizer: object) -> None:
         raise ConfigError(
             "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
             "backward pass goes on; leave it out, and give the optimizer that it was made of"
-        )
-    if isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
-            "and train that without the wrapper, or use resireduce.compress_ddp(...)"
         )
     is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules())
     if is_wrapped or any(hasattr(one, "placements") for one in model.parameters()):

@@ -91,7 +91,13 @@ class Early(Streamed):
                     one.uncover()
             slots = updater.queue.receive()
             updater.note(slots)
+            chosen = {*slots}
+            aside = [(one.parameter, one.parameter.grad) for one in self._slots if one not in chosen]
+            for parameter, _ in aside:  # from guards, and gradients that wait for another pass
+                parameter.grad = None
             updater.update_some()
+            for parameter, grad in aside:
+                parameter.grad = grad
             for one in slots:
                 one.hide()
                 self._bytes -= one.nbytes
@@ -106,12 +112,6 @@ class Early(Streamed):
                 "resireduce.distribute(...), with update='in_step'"
             )
         return super().pending(exchange)
-
-    def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
-        """Return guards, and gradients that are this rank's own until `step()` averages them, with parameters."""
-        chosen = {*updating}
-        others = [slot.parameter for slot in self._slots if slot not in chosen]
-        return [(one, one.grad) for one in others if one.grad is not None]
 
 
 # --- Updates that wait for all averages: with a limit on their norm, or a GradScaler and streamed gradients ---

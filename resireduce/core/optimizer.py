@@ -345,4 +345,4 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
 
     def _has_own_gradients(self) -> bool:
         """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
-        return self._exchange.has_begun or any(slot.made is not None for slot in self.slots)
+        return any(slot.made is not None for slot in self.slots)

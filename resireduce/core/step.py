@@ -87,7 +87,7 @@ class Exchange:
             if not slot.is_guarded:
                 raise UsageError(WAS_DROPPED.format(name=slot.name))
             slot.parameter.grad = None
-        elif slot.stage is Stage.OPEN and not slot.passes and slot.parameter.grad is not None:
+        elif not slot.passes and slot.parameter.grad is not None:
             raise UsageError(WAS_THERE.format(name=slot.name))
 
     def has_gone(self, slot: Slot) -> bool:
@@ -252,10 +252,6 @@ class Streamed:
         """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, `step()` has to take: last first."""
         left = [slot for slot in reversed(exchange.slots) if slot.stage in (Stage.OPEN, Stage.ABSORBED)]
         return [slot for slot in left if slot.passes or slot.parameter.grad is not None]
-
-    def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
-        """Return parameters with what is in their `.grad` and is no average, while those of `updating` are used."""
-        return []
 
     def free(self, used: Sequence[Slot]) -> None:
         """Let averages go that have been used."""

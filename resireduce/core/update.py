@@ -129,19 +129,14 @@ class Updater:
 
         This is a part of a step, without the hooks: a `step` that calls its base class's would run them there.
         """
-        aside = self.lifetime.aside(self._updating)
         step, optimizer = type(self.optimizer).step, self.optimizer
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
         hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
         optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-        for parameter, _ in aside:
-            parameter.grad = None
         try:
             bare(optimizer)
         finally:
             optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
-            for parameter, grad in aside:
-                parameter.grad = grad
         self.free()
 
     def update_rest(self) -> None:
