@@ -139,8 +139,8 @@ class MeasuringUpdater(Updater):
         else:
             self.lifetime.free(slots)
 
-    def use(self) -> None:
-        """Use the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
+    def update_rest(self) -> None:
+        """Update by the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
         norms = dict(sorted(self._norms.items(), key=lambda item: item[0].index))
         if self.largest is not None:
             self.grad_norm, factor = clip_factor([*norms.values()], self.largest)
@@ -153,6 +153,7 @@ class MeasuringUpdater(Updater):
             if self.largest not in (None, math.inf):
                 scale_(slots, factor)
             bucket.message = None
+        super().update_rest()
 
     def skip(self) -> None:
         """Note that the norm of a step that is skipped is infinite."""

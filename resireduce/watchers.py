@@ -34,14 +34,20 @@ COMPILED_AUTOGRAD = (
 
 
 class StepGuard:
-    """The hook of the library before each step of a wrapped optimizer; `steps[0]` is 0 while no step is allowed."""
+    """The hook of the library before each step of a wrapped optimizer, and the context in which it may take a step."""
 
-    def __init__(self, steps: list[int]):
-        self._steps = steps
+    allows, steps = False, 0
+    """Whether it may take one now; and how many steps have begun."""
+
+    def __enter__(self) -> None:
+        self.allows, self.steps = True, self.steps + 1
+
+    def __exit__(self, *_: object) -> None:
+        self.allows = False
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Raise UsageError if the step would use gradients that have not been averaged."""
-        if not self._steps[0]:
+        if not self.allows:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called by itself, with gradients of this rank alone: call "
                 "step() of what resireduce.distribute(...) returned (keep it), or close() that before"

@@ -40,13 +40,13 @@ def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
             act(owner, owner.slots[index], given)
 
 
-def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], steps: list[int], world_size: int) -> None:
+def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], guard: StepGuard, world_size: int) -> None:
     """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
     steps, by the first of them. If it took some, with other ranks, the next backward pass gives a warning."""
-    _detach(slots, handles if steps[1] else handles[1:])
-    if steps[1] and world_size > 1:
+    _detach(slots, handles if guard.steps else handles[1:])
+    if guard.steps and world_size > 1:
         watch_orphans(slot.parameter for slot in slots)
-    if not steps[1]:
+    if not guard.steps:
         warn(
             "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
             "gradients: keep it, and call its step() in place of the other optimizer's"
@@ -86,11 +86,10 @@ class BackwardPasses:
         """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
         self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
-        self._steps = [0, 0]  # whether a step is being taken, and how many have been
-        self._own = weakref.ref(self)
+        self.step_guard = StepGuard()
         DISTRIBUTED.update(dict.fromkeys((slot.parameter for slot in self.slots), True))
         world_size = exchange.queue.world.world_size
-        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._steps, world_size)
+        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self.step_guard, world_size)
         self._lost.atexit = False
         try:
             self._attach(model, wrapped, settings)
@@ -105,7 +104,7 @@ class BackwardPasses:
         for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
-        self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
+        self._handles.append(wrapped.register_step_pre_hook(self.step_guard))
         # Of kept gradients it suffices to note that autograd has finished them: `step()` takes them.
         act: Act = BackwardPasses._on_finished if settings.streamed else lambda _, slot, given: slot.note_made()
         for slot in self.slots:
@@ -131,17 +130,7 @@ class BackwardPasses:
             self._handles.append(node.register_prehook(self._hook(slot, BackwardPasses._before)))
 
     def _hook(self, slot: Slot, act: Act) -> Callable[[Any], None]:
-        return partial(_call, self._own, slot.index, act)
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Return a context in which the wrapped optimizer may take its step."""
-        self._steps[0] += 1
-        self._steps[1] += 1
-        try:
-            yield
-        finally:
-            self._steps[0] -= 1
+        return partial(_call, weakref.ref(self), slot.index, act)
 
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:

@@ -203,12 +203,12 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
         if not self._has_own_gradients() and only_makes_state(self.wrapped, [slot.parameter for slot in self.slots]):
-            with self._backward.stepping():
+            with self._backward.step_guard:
                 self.wrapped.step()
             return loss
         for look in self.before_step:
             look()
-        with self._backward.stepping():
+        with self._backward.step_guard:
             self.overflowed = not self._exchange.take_step()
         for look in self.after_step:
             look()

@@ -96,9 +96,6 @@ class Updater:
         self._updating += slots
         self.queue.release(slots)
 
-    def use(self) -> None:
-        """Use what has waited for all averages, if anything has."""
-
     def skip(self) -> None:
         """Note that the step is skipped, since a gradient was not finite."""
 
@@ -115,7 +112,6 @@ class Updater:
             self.queue.launch(step, complete=True)
         self.note(self.queue.settle(flag(), step))
         if not self.queue.flagged:
-            self.use()
             self.update_rest()
         self.free()
 
