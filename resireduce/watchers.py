@@ -218,15 +218,12 @@ class Resumed:
         self._is_loaded |= _has_steps(optimizer.state)
         if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
             return
-        note = weakref.WeakMethod(self._note)
+        own = weakref.proxy(self)
+        handle = optimizer.register_load_state_dict_pre_hook(lambda _, state_dict: own.note_state(state_dict))
+        weakref.finalize(self, handle.remove)
 
-        def forward(_: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-            if (here := note()) is not None:
-                here(state_dict)
-
-        weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(forward).remove)
-
-    def _note(self, state_dict: Mapping[str, Any]) -> None:
+    def note_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Note that an optimizer was given the state `state_dict`."""
         self._is_loaded |= self._has_stepped or _has_steps(state_dict.get("state") or {})
 
     def note_residuals(self) -> None:

@@ -18,7 +18,7 @@ from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.guard import StreamedAway, guards
+from resireduce.guard import WAS_DROPPED, StreamedAway, guards
 
 SMALL_BYTES = 1 << 18
 """Small dense tensors (biases, norms) are in buckets of up to this size: each message costs time."""
@@ -135,11 +135,7 @@ class Slot:
         """Remove the guard. UsageError if it was replaced or dropped, or the parameter moved, in the meantime."""
         self.check_kind()
         if not self.is_guarded:
-            raise UsageError(
-                f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
-                "step(), when it was already under way: that would have no effect. Scale the loss instead, "
-                "or use gradients='kept'; and take the model out of DistributedDataParallel, if it is in one"
-            )
+            raise UsageError(WAS_DROPPED.format(name=self.name))
         self.parameter.grad = None
         self.stage = Stage.TAKEN
 

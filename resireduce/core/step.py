@@ -13,7 +13,7 @@ from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
 from resireduce.core.update import Updater
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.guard import SECOND_BACKWARD
+from resireduce.guard import SECOND_BACKWARD, WAS_DROPPED
 from resireduce.merging.rules import Costs
 from resireduce.watchers import Drift, refuse_capture
 
@@ -21,10 +21,6 @@ WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
     "as soon as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() "
     "does), and put gradients there after backward(); or use gradients='kept'"
-)
-WAS_DROPPED = (
-    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
-    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
 )
 
 
@@ -196,7 +192,6 @@ class Exchange:
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
         self.queue.route.complete(self.queue, step)
-        self.queue.compress_rest(step)
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         self.queue.launch(step, complete=True)
         self.feedback.end_step(step)  # after all rounds: the last updates a residual
@@ -424,21 +419,17 @@ class LaunchQueue:
                 if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
                     slot.stage = Stage.DROPPED
 
-    def compress_rest(self, step: int) -> None:
-        """Compress all buckets that have not been, with zeros for gradients that have not come: residuals are about to
-        end this step, while messages may have to wait until there is room for them."""
-        for bucket in self.buckets[self._launched :]:
-            if bucket.message is None:
-                self.compress(bucket, step)
-
     def launch(self, step: int, complete: bool = False) -> None:
-        """Launch what is ready. `complete`: no more gradients will come, and all buckets have been compressed.
+        """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent in place of the rest.
 
         Nothing leaves while a gate is closed; one may raise, as for steps that ranks number differently.
         """
         for gate in self.gates:
             if not gate(self, step, complete):
                 return
+        for bucket in self.buckets[self._launched :] if complete else ():  # even if there is no room for them yet
+            if bucket.message is None:
+                self.compress(bucket, step)
         while self._launched < len(self.buckets):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
