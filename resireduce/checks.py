@@ -109,8 +109,9 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     elif isinstance(merge, list | tuple):
         are_lists = all(isinstance(names, list | tuple) and names for names in merge)
         check("merge", merge, are_lists, "a list of names of parameters for each message")
-        for name in (name for names in merge for name in names):
-            choose("merge", name, parameters)
+        for number, name in enumerate(named := [name for names in merge for name in names]):
+            if choose("merge", name, parameters) in named[:number]:
+                raise ConfigError(f"merge: {name!r} is in several messages, or twice in one; name each parameter once")
     else:
         wanted = "a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
         check("merge", merge, is_count(merge) and merge >= 1, wanted)

@@ -78,6 +78,7 @@ SETTINGS: list[Row] = [
     *(({"merge": bad}, f"merge: {bad} is not allowed; give") for bad in (0, True, 2.5)),
     ({"merge": [[]]}, "merge: .* a list of names of parameters for each message"),
     ({"merge": [["first.weigt"]]}, "merge: 'first.weigt' is not known .did you mean 'first.weight'"),
+    ({"merge": [["first.weight"], ["first.weight"]]}, "merge: 'first.weight' is in several messages"),
     ({"merge": "one", "compressor": "powersgd"}, "merge: 'one' is not allowed with PowerSGD.*rounds"),
 ]
 
