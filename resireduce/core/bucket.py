@@ -199,6 +199,8 @@ class Bucket:
     """One for each tensor."""
     message: Message | Round | None = None
     """This rank's message in this step, from its compression to its last use; or the round before it."""
+    gathered_bytes: int = 0
+    """Bytes of the messages of all ranks, if they are gathered, as this rank's was launched."""
 
     @property
     def is_ready(self) -> bool:

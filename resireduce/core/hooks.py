@@ -161,9 +161,12 @@ class BackwardPasses:
             self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
         if comes and not self._exchange.has_gone(slot):
-            self._on_gradient(slot)
+            if torch.is_grad_enabled():  # with create_graph=True; to switch it off each time would cost more
+                with torch.no_grad():
+                    self._on_gradient(slot)
+            else:
+                self._on_gradient(slot)
 
-    @torch.no_grad()  # it may be on, with create_graph=True
     def _on_gradient(self, slot: Slot) -> None:
         """Take this parameter's gradient, which is complete, in `.grad`, perhaps the first of a backward pass."""
         refuse_compiled_autograd()

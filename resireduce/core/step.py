@@ -307,15 +307,13 @@ class UnderWay(deque[Bucket]):
 
     def has_room(self, bucket: Bucket) -> bool:
         """Whether the message of `bucket` may be launched before another one is received."""
-        size, held = self._gathered_bytes(bucket), sum(map(self._gathered_bytes, self))
-        return not (size and held and held + size > self._limit_bytes)
-
-    def _gathered_bytes(self, bucket: Bucket) -> int:
         assert bucket.message is not None
-        return bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
+        bucket.gathered_bytes = bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
+        held = sum(one.gathered_bytes for one in self)
+        return not (bucket.gathered_bytes and held and held + bucket.gathered_bytes > self._limit_bytes)
 
     def launch(self, bucket: Bucket) -> None:
-        """Launch the message of `bucket`, or the first round of it."""
+        """Launch the message of `bucket`, or the first round of it; there is room for it."""
         assert bucket.message is not None
         self.append(bucket)
         self._feedback.send(bucket.message)
