@@ -77,10 +77,8 @@ class Kept(Streamed):
 class Early(Streamed):
     """Averages are used within the backward pass, once payloads take more bytes than a chunk."""
 
-    def __init__(self, scaling: Unscaled, chunk_bytes: float, optimizer: torch.optim.Optimizer, slots: Sequence[Slot]):
-        super().__init__(scaling, chunk_bytes)
-        self._optimizer, self._slots = optimizer, slots
-        self._bytes = 0  # of dense payloads between their arrival and their update
+    _bytes = 0
+    """Bytes of dense payloads between their arrival and their update."""
 
     def use_early(self, slot: Slot, updater: Updater) -> None:
         """Update by averages once payloads exceed a chunk; that of `slot` has just come."""
@@ -92,7 +90,7 @@ class Early(Streamed):
             slots = updater.queue.receive()
             updater.note(slots)
             chosen = {*slots}
-            aside = [(one.parameter, one.parameter.grad) for one in self._slots if one not in chosen]
+            aside = [(one.parameter, one.parameter.grad) for one in updater.queue.slots if one not in chosen]
             for parameter, _ in aside:  # from guards, and gradients that wait for another pass
                 parameter.grad = None
             updater.update_some()
@@ -105,7 +103,7 @@ class Early(Streamed):
     def pending(self, exchange: Exchange) -> list[Slot]:
         """Return the slots with a gradient, as ever. UsageError if what runs before a step has missed updates."""
         self._bytes = 0
-        if not can_be_sliced(self._optimizer):
+        if not can_be_sliced(exchange.updater.optimizer):
             raise UsageError(
                 "a hook before the step was registered, or another function put in the place of the optimizer's step, "
                 "which would not see what update='in_backward' has used before: do that before "
@@ -226,7 +224,7 @@ def build_exchange(
     if not settings.streamed:
         lifetime: Streamed = Kept(scaling, settings.max_local_grad_norm, others)
     elif settings.in_backward:
-        lifetime = Early(scaling, largest, optimizer, slots)
+        lifetime = Early(scaling, largest)
     else:
         lifetime = Streamed(scaling, largest)
     held = largest if settings.streamed else nbytes

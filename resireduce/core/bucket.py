@@ -175,8 +175,7 @@ def make_slots(
     shares: bool = False,
 ) -> list[Slot]:
     """Return a slot for each of `parameters`; with `shares` also large dense tensors may share a message."""
-    if private.uses_of_storage is not None:
-        _of_one()  # outside of any backward pass
+    _of_one()  # outside of any backward pass
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
@@ -303,11 +302,10 @@ def is_shared(grad: Tensor) -> bool:
     Autograd leaves views there: with a batch of one, that of `position` in `h + position.unsqueeze(0)` is a view of the
     gradient of `h`, which the layers before are still to be given; two positions that are added share one memory.
     """
-    return private.uses_of_storage is None or _uses(grad) > _of_one()
+    return _uses(grad) > _of_one()
 
 
 def _uses(tensor: Tensor) -> int:
-    assert private.uses_of_storage is not None
     return int(private.uses_of_storage(tensor.untyped_storage()._cdata))
 
 
