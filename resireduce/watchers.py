@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce import private
-from resireduce.core.bucket import Slot, Stage
+from resireduce.core.bucket import Slot
 from resireduce.errors import UsageError, caller, warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
@@ -112,7 +112,7 @@ class OtherSteps:
         """After a step of any `optimizer`: warn once about what it has trained by gradients of this rank alone."""
         trained = [one for group in optimizer.param_groups for one in group["params"]]
         others = [one for one in trained if id(one) not in self._held]
-        has_own = any(slot.made is not None and slot.stage is Stage.OPEN for slot in self._slots)
+        has_own = any(slot.made is not None for slot in self._slots)
         if has_own and len(others) < len(trained):
             self._slots = ()
             warn(BYPASSED)

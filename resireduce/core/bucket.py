@@ -79,7 +79,7 @@ class Slot:
     passes: int = 0
     """Backward passes since the last step."""
     made: int | None = None
-    """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
+    """Address of what autograd has left in `.grad`, until averages come. Any other gradient was put there by hand."""
     is_announced: bool | None = None
     """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
     stage: Stage = Stage.OPEN

@@ -187,6 +187,7 @@ class Exchange:
         for slot in self.lifetime.pending(self):
             self._take(slot)
         for slot in self.slots:  # room for the averages
+            slot.made = None
             if slot.stage is Stage.GUARDED:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
