@@ -75,30 +75,38 @@ class Kept(Streamed):
 
 
 class Early(Streamed):
-    """Averages are used within the backward pass, once payloads take more bytes than a chunk."""
+    """Averages are used within the backward pass, once payloads take more bytes than a chunk; guards stand after it."""
 
     _bytes = 0
     """Bytes of dense payloads between their arrival and their update."""
+
+    def took(self, slot: Slot) -> None:
+        """Clear `.grad`, for the average: guards would have to be put aside for each update."""
+        slot.parameter.grad = None
 
     def use_early(self, slot: Slot, updater: Updater) -> None:
         """Update by averages once payloads exceed a chunk; that of `slot` has just come."""
         self._bytes += slot.nbytes
         while self._bytes > self.chunk_bytes and updater.queue.under_way:
-            for one in updater.queue.under_way[0].slots:  # room for the averages
+            for one in updater.queue.under_way[0].slots:  # of an earlier pass
                 if one.stage is Stage.GUARDED:
                     one.uncover()
             slots = updater.queue.receive()
             updater.note(slots)
-            chosen = {*slots}
-            aside = [(one.parameter, one.parameter.grad) for one in updater.queue.slots if one not in chosen]
-            for parameter, _ in aside:  # from guards, and gradients that wait for another pass
+            held = [(one, grad) for one in updater.queue.slots if (grad := one.parameter.grad) is not None]
+            aside = [(one.parameter, grad) for one, grad in held if one not in slots]  # which wait for another pass
+            for parameter, _ in aside:
                 parameter.grad = None
             updater.update_some()
             for parameter, grad in aside:
                 parameter.grad = grad
-            for one in slots:
-                one.hide()
-                self._bytes -= one.nbytes
+            self._bytes -= sum(one.nbytes for one in slots)
+
+    def after_backward(self, slots: Sequence[Slot]) -> None:
+        """Guard all that has been taken."""
+        for slot in slots:
+            if slot.stage is Stage.TAKEN:
+                slot.hide()
 
     def pending(self, exchange: Exchange) -> list[Slot]:
         """Return the slots with a gradient, as ever. UsageError if what runs before a step has missed updates."""

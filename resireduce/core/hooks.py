@@ -111,7 +111,7 @@ class BackwardPasses:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
             if settings.streamed:
                 self._announce(slot)
-        if not settings.streamed:  # else a guard in `.grad` shows a wrapper that averages too
+        if not settings.streamed or settings.in_backward:  # else a guard shows a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -178,4 +178,6 @@ class BackwardPasses:
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""
-        self.under_way = False
+        with self.turn:
+            self.under_way = False
+            self._exchange.lifetime.after_backward(self.slots)

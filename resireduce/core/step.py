@@ -241,6 +241,9 @@ class Streamed:
         """Note that the gradient of `slot` has been taken, or dropped."""
         slot.hide()
 
+    def after_backward(self, slots: Sequence[Slot]) -> None:
+        """Note that a backward pass of `slots` has ended."""
+
     def use_early(self, slot: Slot, updater: Updater) -> None:
         """Use averages, if any are used early, when the gradient of `slot` has been taken in the backward pass."""
 
