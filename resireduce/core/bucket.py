@@ -174,7 +174,8 @@ def make_slots(
     node: Communicator | None = None,
     shares: bool = False,
 ) -> list[Slot]:
-    """Return a slot for each of `parameters`; with `shares` also large dense tensors may share a message."""
+    """Return a slot for each of `parameters`, for which `feedback` allocates what it needs; with `shares` also large
+    dense tensors may share a message."""
     _of_one()  # outside of any backward pass
     guard = guards(dict(parameters))
     slots = []
@@ -184,6 +185,7 @@ def make_slots(
         place = 0 if node is None else node.rank
         small = dense and (is_small(parameter) or (shares and not feedback.compresses(name)))
         slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
+        feedback.register(name, slots[-1].template)
     return slots
 
 

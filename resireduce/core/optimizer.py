@@ -123,8 +123,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         others = [one for name, one in model.named_parameters() if name not in parameters]
         self._exchange = build_exchange(optimizer, self.slots, feedback, settings, levels, others)
-        for slot in self.slots:
-            feedback.register(slot.name, slot.template)
         alone = settings.streamed or levels.world.world_size == 1
         self._others = OtherSteps(model, parameters.values(), NOT_HELD, () if alone else self.slots)
         self.resumed = Resumed(feedback.residual, optimizer)

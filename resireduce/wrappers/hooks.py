@@ -31,8 +31,6 @@ class HookState(Resumable, ABC):
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         self.feedback, self.slots = feedback, make_slots(parameters, feedback)
-        for slot in self.slots:
-            feedback.register(slot.name, slot.parameter)
         self._under_way = UnderWay(feedback, self.slots)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
         self.resumed, self._is_known = Resumed(feedback.residual), False
