@@ -65,7 +65,7 @@ class Kept(Streamed):
         self._is_prepared = True
         if self.scaling.skips:  # no message is under way yet, so all ranks ask at the same point
             world = exchange.queue.world
-            count = torch.tensor([int(exchange.is_spoilt())], device=world.control_device)
+            count = torch.tensor([int(exchange.queue.is_spoilt())], device=world.control_device)
             if world.all_reduce(count, "resireduce.overflow").wait():
                 raise Skipped
         return [*norms]

@@ -160,11 +160,6 @@ class Exchange:
         self.queue.refused = self.queue.refused or error
         slot.stage = Stage.DROPPED
 
-    def is_spoilt(self) -> bool:
-        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
-        self.queue.refused = self.queue.refused or self.feedback.finiteness.failure()
-        return self.queue.refused is not None
-
     # --- the step ---
 
     def take_step(self) -> bool:
@@ -196,7 +191,7 @@ class Exchange:
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         self.queue.launch(step, complete=True)
         self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, self.is_spoilt)
+        self.updater.finish(step)
         self.queue.finish()
         if self.queue.flagged:
             self.scaling.refuse(self.queue.arrived, step, self.queue.refused)
@@ -362,7 +357,7 @@ class LaunchQueue:
         self.unused: list[Slot] = []
         """The slots that had no gradient on any rank in the last step."""
         self.flagged = False
-        """Whether any rank, this one included, has flagged the last step."""
+        """Whether any rank, this one included, had a gradient in the last step that was not finite."""
         self.costs: Costs | None = None
         """Measured times by which tensors are merged, if they are."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
@@ -469,13 +464,18 @@ class LaunchQueue:
             if all(slot.is_taken for slot in bucket.slots):
                 bucket.message = None
 
-    def settle(self, flag: bool, step: int) -> list[Slot]:
+    def is_spoilt(self) -> bool:
+        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
+        self.refused = self.refused or self.feedback.finiteness.failure()
+        return self.refused is not None
+
+    def settle(self, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
-        Agree also on whether to go on: `flagged` is whether any rank gave a `flag`, for a gradient that cannot be used.
+        Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used.
         This is the step's last collective, since a rank may still be launching the others.
         """
-        presence = self.agree(flag, step)
+        presence = self.agree(step)
         for check in self.checks:
             if not self.flagged:  # one that is not finite is present nowhere
                 check(self.slots, presence, self.world.world_size)
@@ -486,10 +486,10 @@ class LaunchQueue:
             self.deliver([slot])
         return found
 
-    def agree(self, flag: bool, step: int) -> list[int]:
-        """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`. Warns if digests of
-        parameters differ."""
-        here = [*(int(slot.is_taken) for slot in self.slots), int(flag)]
+    def agree(self, step: int) -> list[int]:
+        """Return how many ranks have a gradient, of each slot, and note whether that of any was not finite. Warns if
+        digests of parameters differ."""
+        here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
         compared = [number for one in self.comparisons for number in one.numbers]
         sums = self.sums([*here, *compared], step)
         self.flagged = bool(sums[len(self.slots)])

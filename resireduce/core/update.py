@@ -99,18 +99,17 @@ class Updater:
     def skip(self) -> None:
         """Note that the step is skipped, since a gradient was not finite."""
 
-    def finish(self, step: int, flag: Callable[[], bool]) -> None:
+    def finish(self, step: int) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
 
-        `flag` returns whether a gradient of this rank cannot be used; it is called when all messages have come. If any
-        rank's cannot, parameters that have not been updated by then are not updated on any rank.
+        If a gradient of any rank was not finite, parameters that have not been updated by then stay so on all ranks.
         """
         self.room = self.lifetime.chunk_bytes if can_be_sliced(self.optimizer) else math.inf
         while self.queue.under_way:
             self.make_room(self.queue.under_way[0].slots)
             self.note(self.queue.receive())
             self.queue.launch(step, complete=True)
-        self.note(self.queue.settle(flag(), step))
+        self.note(self.queue.settle(step))
         if not self.queue.flagged:
             self.update_rest()
         self.free()
