@@ -5,7 +5,6 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -116,18 +115,15 @@ class OtherSteps:
         if has_own and len(others) < len(trained):
             self._slots = ()
             warn(BYPASSED)
-        new = {id(one): one for one in others if self._is_new(one)}
+        own = [one for one in others if one.requires_grad and one.grad is not None and one not in self._seen]
+        # Neither the library nor FSDP averages these, which have a gradient for the first time.
+        new = {id(one): one for one in own if one not in DISTRIBUTED and not hasattr(one, "placements")}
         self._seen.update(dict.fromkeys(new.values(), True))
         model = self._model() if new else None
         found = [] if model is None else [name for name, one in model.named_parameters() if id(one) in new]
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             warn(f"{found[0]!r}{more}: trained, but {self._reason}")
-
-    def _is_new(self, parameter: Tensor) -> bool:
-        """Whether it has a gradient, for the first time, that neither the library nor FSDP averages."""
-        has_own = parameter.requires_grad and parameter.grad is not None and not hasattr(parameter, "placements")
-        return has_own and parameter not in self._seen and parameter not in DISTRIBUTED
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[int, OtherSteps] = weakref.WeakValueDictionary()
@@ -183,21 +179,20 @@ class Around:
 def watch_orphans(parameters: Iterable[Tensor]) -> None:
     """Have a warning given once if a backward pass reaches `parameters`, whose distributed optimizer is gone."""
     handles: list[RemovableHandle] = []
-    warn_once = partial(_warn_of_loss, handles)
+
+    @torch.compiler.disable
+    def warn_once(parameter: Tensor) -> None:
+        for handle in handles:
+            handle.remove()
+        if parameter not in DISTRIBUTED:  # by another optimizer since
+            warn(
+                "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
+                "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer "
+                "makes its optimizer anew, distribute that one too, in the function that makes it. If each rank is to "
+                "train by itself, close() it before"
+            )
+
     handles += [one.register_post_accumulate_grad_hook(warn_once) for one in parameters if one.requires_grad]
-
-
-@torch.compiler.disable
-def _warn_of_loss(handles: Iterable[RemovableHandle], parameter: Tensor) -> None:
-    for handle in handles:
-        handle.remove()
-    if parameter not in DISTRIBUTED:  # by another optimizer since
-        warn(
-            "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
-            "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes "
-            "its optimizer anew, distribute that one too, in the function that makes it. If each rank is to train by "
-            "itself, close() it before"
-        )
 
 
 # --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
