@@ -1,12 +1,13 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from resireduce.checks import check_merge, check_settings, check_types, check_update, optimized
+from resireduce.checks import check_merge, check_momentum, check_settings, check_types, check_update, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.optimizer import DistributedOptimizer
@@ -18,7 +19,7 @@ from resireduce.pipeline import build_feedback, find_communicator, find_compress
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
-from resireduce.watchers import NOT_HELD, Around, OtherSteps, Resumed
+from resireduce.watchers import Around
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -133,13 +134,13 @@ def distribute(
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
-        kept = () if settings.streamed or communicator.world_size == 1 else distributed.slots
-        others = OtherSteps(model, parameters.values(), NOT_HELD, kept)
-        distributed.watchers += [others, Resumed(feedback.residual, optimizer)]
         if settings.streamed:
-            distributed.watchers.append(Around(optimizer))
+            distributed.before_step.append(Around(optimizer).before_step)
+        if feedback.momentum is not None:
+            distributed.before_step.append(partial(check_momentum, lossy, optimizer))
         if settings.merge in [*TIMED]:
-            distributed.watchers.append(Profiler(settings.merge, distributed.parts["exchange"], communicator))
+            profiler = Profiler(settings.merge, distributed.parts["exchange"], communicator)
+            distributed.after_step.append(profiler.after_step)
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on
         (levels if distributed is None else distributed).close()

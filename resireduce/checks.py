@@ -1,20 +1,19 @@
 """What is refused before anything is changed: settings, ways to merge, models and optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.compressors.base import Compressor, own_momentum
 from resireduce.core.bucket import overlaps
 from resireduce.core.update import can_be_sliced
-from resireduce.errors import ConfigError, check, check_count, choose, is_count, is_number
+from resireduce.errors import ConfigError, check, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
 from resireduce.settings import Settings
-from resireduce.watchers import is_distributed
+from resireduce.watchers import DISTRIBUTED
 
 # --- The settings of `resireduce.distribute`, checked before anything is changed ---
 
@@ -24,8 +23,6 @@ def check_settings(
 ) -> None:
     """Raise ConfigError for `settings` that cannot be used with one another, `compressor`, `model` or `optimizer`."""
     choose("gradients", settings.gradients, GRADIENTS)
-    check_count("backward_passes_per_step", settings.backward_passes_per_step, 1, "passes")
-    check_count("warm_up_steps", settings.warm_up_steps, of="steps")
     if not isinstance(settings.hierarchy, list | tuple):
         choose("hierarchy", settings.hierarchy, HIERARCHIES)
     for field in ("max_grad_norm", "max_local_grad_norm"):
@@ -44,16 +41,22 @@ def check_settings(
             f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
             "are unscaled; keep parameters in float32 and use torch.autocast"
         )
-    name, own = type(compressor).__name__, own_momentum(optimizer)
-    if compressor.momentum is not None and own is not None:
-        raise ConfigError(
-            f"compressor: {name} corrects momentum and is not allowed with the {own} of {type(optimizer).__name__}; "
-            "give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', which leaves momentum to it"
-        )
+    check_momentum(compressor, optimizer)
     if compressor.momentum is not None and settings.streamed and scaler is not None:
         raise ConfigError(
-            f"grad_scaler: it is not allowed with {name} and gradients='streamed': velocities of a step that is "
-            "skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
+            f"grad_scaler: it is not allowed with {type(compressor).__name__} and gradients='streamed': velocities of "
+            "a step that is skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
+        )
+
+
+def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError if `compressor` corrects momentum, and `optimizer` has its own now: it would count twice."""
+    own = own_momentum(optimizer)
+    if compressor.momentum is not None and own is not None:
+        raise ConfigError(
+            f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "
+            f"{type(optimizer).__name__}; give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', "
+            "which leaves momentum to it; load no state that has momentum, and give schedulers cycle_momentum=False"
         )
 
 
@@ -104,7 +107,11 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     if isinstance(merge, str):
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
-        _check_lists(merge, parameters)
+        are_lists = all(isinstance(names, list | tuple) and names for names in merge)
+        check("merge", merge, are_lists, "a list of names of parameters for each message")
+        for number, name in enumerate(named := [name for names in merge for name in names]):
+            if choose("merge", name, parameters) in named[:number]:
+                raise ConfigError(f"merge: {name!r} is in several messages, or twice in one; name each parameter once")
     else:
         wanted = "a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
         check("merge", merge, is_count(merge) and merge >= 1, wanted)
@@ -114,26 +121,6 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
             "rounds of one tensor each, or in exchanges that no rule by time knows; leave merge out, or choose another "
             "compressor"
         )
-
-
-def _check_lists(lists: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless `lists` name trained parameters once each, those of a message all of one kind."""
-    are_lists = all(isinstance(names, list | tuple) and names for names in lists)
-    check("merge", lists, are_lists, "a list of names of parameters for each message")
-    seen: set[object] = set()
-    for name in (name for names in lists for name in names):
-        choose("merge", name, parameters)
-        if name in seen:
-            raise ConfigError(f"merge: {name!r} is in several messages, or twice in one; name each parameter once")
-        seen.add(name)
-    for names in lists:
-        kinds = {(parameters[name].dtype, parameters[name].device): name for name in names}
-        if len(kinds) > 1:
-            first, second, *_ = kinds.values()
-            raise ConfigError(
-                f"merge: {first!r} and {second!r} have different dtypes, or are on different devices, and cannot be in "
-                "one message; put them into two"
-            )
 
 
 # --- The model and the optimizer given to `resireduce.distribute`, checked before anything is changed ---
@@ -150,11 +137,6 @@ def check_types(model: object, optimizer: object) -> None:
         raise ConfigError(
             "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
             "backward pass goes on; leave it out, and give the optimizer that it was made of"
-        )
-    if isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
-            "and train that without the wrapper, or use resireduce.compress_ddp(...)"
         )
     is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in model.modules())
     if is_wrapped or any(hasattr(one, "placements") for one in model.parameters()):
@@ -176,7 +158,7 @@ def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, n
             "optimizer: it holds parameters that are not the model's; give distribute() the whole model, and make the "
             "optimizer after whatever replaces parameters: a copy, a new head, load_state_dict(assign=True), to_empty()"
         )
-    twice = next((name for name, p in parameters.items() if is_distributed(p)), None)
+    twice = next((name for name, p in parameters.items() if p in DISTRIBUTED), None)
     if twice is not None:
         raise ConfigError(
             f"model: {twice!r} is distributed already; use the optimizer of that call, or close() it before"

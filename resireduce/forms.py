@@ -3,6 +3,7 @@
 import math
 import os
 import weakref
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from functools import partial
 
@@ -15,7 +16,7 @@ from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, sep
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message
 from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, Unscaled
-from resireduce.core.update import Updater, can_be_sliced, is_separable, largest_layer
+from resireduce.core.update import Updater, can_be_sliced, is_separable
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.node import ByNodes
 from resireduce.settings import Settings
@@ -30,8 +31,6 @@ class Kept(Streamed):
     Each rank's whole gradient is first limited to the norm `largest`, unless that is None. `others` are parameters of
     the model that somebody else updates; they are held weakly.
     """
-
-    hides = False
 
     def __init__(self, scaling: Unscaled, largest: float | None, others: Iterable[Tensor]):
         super().__init__(scaling, math.inf)
@@ -59,14 +58,14 @@ class Kept(Streamed):
                 exchange.feedback.finiteness.check_(grad, slot.name)
                 norms[slot] = torch.linalg.vector_norm(grad)
             except NonFiniteGradient as error:
-                exchange.drop(slot, error, Stage.DROPPED)
+                exchange.drop(slot, error)
         if self._largest is not None:
             _, factor = clip_factor(list(reversed(norms.values())), self._largest)
             scale_(norms, factor)
         self._is_prepared = True
         if self.scaling.skips:  # no message is under way yet, so all ranks ask at the same point
             world = exchange.queue.world
-            count = torch.tensor([int(exchange.is_spoilt())], device=world.control_device)
+            count = torch.tensor([int(exchange.queue.is_spoilt())], device=world.control_device)
             if world.all_reduce(count, "resireduce.overflow").wait():
                 raise Skipped
         return [*norms]
@@ -78,49 +77,47 @@ class Kept(Streamed):
 class Early(Streamed):
     """Averages are used within the backward pass, once payloads take more bytes than a chunk; guards stand after it."""
 
-    hides, updates_early = False, True
-
-    def __init__(self, scaling: Unscaled, chunk_bytes: float, optimizer: torch.optim.Optimizer, slots: Sequence[Slot]):
-        super().__init__(scaling, chunk_bytes)
-        self._optimizer, self._slots = optimizer, slots
-        self._bytes = 0  # of dense payloads between their arrival and their update
+    _bytes = 0
+    """Bytes of dense payloads between their arrival and their update."""
 
     def took(self, slot: Slot) -> None:
-        """Clear `.grad`, for the average."""
+        """Clear `.grad`, for the average: guards would have to be put aside for each update."""
         slot.parameter.grad = None
 
     def use_early(self, slot: Slot, updater: Updater) -> None:
         """Update by averages once payloads exceed a chunk; that of `slot` has just come."""
         self._bytes += slot.nbytes
-        while self._bytes > self.chunk_bytes and (bucket := updater.queue.under_way.oldest):
-            for one in bucket.slots:  # of an earlier pass
+        while self._bytes > self.chunk_bytes and updater.queue.under_way:
+            for one in updater.queue.under_way[0].slots:  # of an earlier pass
                 if one.stage is Stage.GUARDED:
                     one.uncover()
             slots = updater.queue.receive()
             updater.note(slots)
+            held = [(one, grad) for one in updater.queue.slots if (grad := one.parameter.grad) is not None]
+            aside = [(one.parameter, grad) for one, grad in held if one not in slots]  # which wait for another pass
+            for parameter, _ in aside:
+                parameter.grad = None
             updater.update_some()
-            self._bytes -= sum(slot.nbytes for slot in slots)
+            for parameter, grad in aside:
+                parameter.grad = grad
+            self._bytes -= sum(one.nbytes for one in slots)
 
-    def after_backward(self) -> None:
+    def after_backward(self, slots: Sequence[Slot]) -> None:
         """Guard all that has been taken."""
-        for slot in self._slots:
+        for slot in slots:
             if slot.stage is Stage.TAKEN:
                 slot.hide()
 
-    def before_step(self) -> None:
-        """Raise UsageError if what runs before the step of the optimizer has missed updates."""
+    def pending(self, exchange: Exchange) -> list[Slot]:
+        """Return the slots with a gradient, as ever. UsageError if what runs before a step has missed updates."""
         self._bytes = 0
-        if not can_be_sliced(self._optimizer):
+        if not can_be_sliced(exchange.updater.optimizer):
             raise UsageError(
                 "a hook before the step was registered, or another function put in the place of the optimizer's step, "
                 "which would not see what update='in_backward' has used before: do that before "
                 "resireduce.distribute(...), with update='in_step'"
             )
-
-    def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
-        """Return the gradients in `.grad` that are this rank's own until `step()` averages them, with parameters."""
-        held = [(slot, grad) for slot in self._slots if (grad := slot.parameter.grad) is not None]
-        return [(slot.parameter, grad) for slot, grad in held if slot not in updating]
+        return super().pending(exchange)
 
 
 # --- Updates that wait for all averages: with a limit on their norm, or a GradScaler and streamed gradients ---
@@ -148,8 +145,8 @@ class MeasuringUpdater(Updater):
         else:
             self.lifetime.free(slots)
 
-    def use(self) -> None:
-        """Use the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
+    def update_rest(self) -> None:
+        """Update by the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
         norms = dict(sorted(self._norms.items(), key=lambda item: item[0].index))
         if self.largest is not None:
             self.grad_norm, factor = clip_factor([*norms.values()], self.largest)
@@ -162,6 +159,7 @@ class MeasuringUpdater(Updater):
             if self.largest not in (None, math.inf):
                 scale_(slots, factor)
             bucket.message = None
+        super().update_rest()
 
     def skip(self) -> None:
         """Note that the norm of a step that is skipped is infinite."""
@@ -219,7 +217,10 @@ def build_exchange(
 ) -> Exchange:
     """Return what takes the steps of `slots` as `settings` say, over the ranks of `levels`, for `optimizer`; `others`
     are parameters of the model that it does not update."""
-    nbytes, largest, world = sum(slot.nbytes for slot in slots), largest_layer(slots), levels.world
+    layers: Counter[str] = Counter()  # tensors whose names differ only in the last part
+    for slot in slots:
+        layers[slot.name.rpartition(".")[0]] += slot.nbytes
+    nbytes, largest, world = layers.total(), max(layers.values()), levels.world
     if settings.streamed and not is_separable(optimizer):
         name = type(optimizer).__name__
         warn(
@@ -231,7 +232,7 @@ def build_exchange(
     if not settings.streamed:
         lifetime: Streamed = Kept(scaling, settings.max_local_grad_norm, others)
     elif settings.in_backward:
-        lifetime = Early(scaling, largest, optimizer, slots)
+        lifetime = Early(scaling, largest)
     else:
         lifetime = Streamed(scaling, largest)
     held = largest if settings.streamed else nbytes

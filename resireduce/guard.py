@@ -20,6 +20,12 @@ SECOND_BACKWARD = (
     "failed half-way, as for want of memory, its gradients cannot be taken back: go on from a checkpoint, or close() "
     "the optimizer on every rank and distribute it anew, without what residuals had kept"
 )
+WAS_DROPPED = (
+    "the gradient of {name!r} was replaced, or dropped by model.zero_grad(), between two backward passes or between "
+    "backward() and step(), when it was already under way: that would have no effect. Call zero_grad() only before the "
+    "first pass, and scale the loss instead of gradients, or use gradients='kept'; and take the model out of "
+    "DistributedDataParallel, if it is in one"
+)
 
 
 MOVES = (Tensor.cpu, Tensor.cuda, Tensor.to)

@@ -54,7 +54,7 @@ class ByNodes(Flat):
         while self._under_way and self.has_come(self._under_way[0][1]):
             self._arrive(queue, step)
 
-    def complete(self, queue: LaunchQueue, arrived: list[Slot], step: int) -> None:
+    def complete(self, queue: LaunchQueue, step: int) -> None:
         """Launch the rest of the buckets, with zeros for what is missing, and take all remaining slices.
 
         By then all ranks are in `step()`, or will reach it, so that waiting is safe.
@@ -72,7 +72,7 @@ class ByNodes(Flat):
         for slot, mean in self._unknown.items():
             if present[slot.index]:  # on other ranks of the node
                 slot.stage = Stage.TAKEN
-                arrived.append(slot)
+                queue.arrived.append(slot)
             self._take(slot, mean if present[slot.index] else None, queue, step)
         self._launched, self._unknown = 0, {}
 

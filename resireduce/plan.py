@@ -127,7 +127,6 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
     if unknown := settings.keys() - {one.name for one in fields(Settings) if one.name not in UNPLANNED}:
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     given = Settings(**settings, backend=PretendCommunicator(world_size))
-    check_count("backward_passes_per_step", given.backward_passes_per_step, 1, "passes")
     if isinstance(given.merge, str) and given.merge in TIMED:
         raise ConfigError(
             f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "

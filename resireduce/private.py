@@ -31,8 +31,8 @@ the end of a pass is known only in `step()`."""
 run_backward = Variable._execution_engine.run_backward
 """What `loss.backward()` calls, without the modes that this leaves; `plan --batch` needs them. Without it: a plan with
 checkpoints and chunks of the loss is refused."""
-uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
-"""Returns how many tensors share a storage. None where torch has none: each gradient is then copied."""
+uses_of_storage = torch._C._storage_Use_Count
+"""Returns how many tensors share a storage. Without it: copy each gradient."""
 is_any_autocast = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any device: one look where `torch.is_autocast_enabled(device)` would take one for each."""
 without_autocast = torch._C._DisableAutocast

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from resireduce.errors import check_count
 from resireduce.scheme import COMPRESSORS
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class Settings:
     merge: int | str | Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
-        """Hold what an iterator of patterns gives, which could be read only once."""
+        """Hold what an iterator of patterns gives, which could be read only once. ConfigError for a wrong count."""
+        check_count("backward_passes_per_step", self.backward_passes_per_step, 1, "passes")
+        check_count("warm_up_steps", self.warm_up_steps, of="steps")
         if isinstance(self.dense, Iterator):
             object.__setattr__(self, "dense", tuple(self.dense))
 

@@ -5,8 +5,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,33 +14,13 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce import private
+from resireduce.core.bucket import Slot
 from resireduce.errors import UsageError, caller, warn
 from resireduce.pieces import slices
 from resireduce.residuals.base import Residuals
 
-if TYPE_CHECKING:
-    from resireduce.core.bucket import Slot
-
 DISTRIBUTED = WeakTensorKeyDictionary()
 """Has each parameter whose gradients an optimizer of the library averages that is in use."""
-
-
-class Watcher:
-    """Notices one kind of mistake: it raises, or warns, at one of these moments. Most watchers need few of them."""
-
-    def before_step(self) -> None:
-        """Look before anything of a step is done, which can then still be refused."""
-
-    def after_step(self) -> None:
-        """Look when a step has been taken, or skipped for overflow."""
-
-    def note_residuals(self) -> None:
-        """Note that residuals were loaded, or that a step was named at which to continue."""
-
-
-def is_distributed(parameter: Tensor) -> bool:
-    """Whether an optimizer of the library that is in use averages the gradients of `parameter`."""
-    return parameter in DISTRIBUTED
 
 
 # --- Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure ---
@@ -54,14 +33,20 @@ COMPILED_AUTOGRAD = (
 
 
 class StepGuard:
-    """The hook of the library before each step of a wrapped optimizer; `steps[0]` is 0 while no step is allowed."""
+    """The hook of the library before each step of a wrapped optimizer, and the context in which it may take a step."""
 
-    def __init__(self, steps: list[int]):
-        self._steps = steps
+    allows, steps = False, 0
+    """Whether it may take one now; and how many steps have begun."""
+
+    def __enter__(self) -> None:
+        self.allows, self.steps = True, self.steps + 1
+
+    def __exit__(self, *_: object) -> None:
+        self.allows = False
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Raise UsageError if the step would use gradients that have not been averaged."""
-        if not self._steps[0]:
+        if not self.allows:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called by itself, with gradients of this rank alone: call "
                 "step() of what resireduce.distribute(...) returned (keep it), or close() that before"
@@ -108,7 +93,7 @@ BYPASSED = (
 )
 
 
-class OtherSteps(Watcher):
+class OtherSteps:
     """Warns if an optimizer takes a step by gradients of this rank alone.
 
     So it is with parameters of `model` that are not among `held`, as they may be unfrozen, added or replaced at any
@@ -116,41 +101,29 @@ class OtherSteps(Watcher):
     until `step()` has averaged them.
     """
 
-    def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence["Slot"] = ()):
+    def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence[Slot] = ()):
         self._model, self._reason, self._slots = weakref.ref(model), reason, slots
         self._held = {id(one) for one in held}
         self._seen = WeakTensorKeyDictionary()  # has each other parameter that was looked for in the model
-        self._is_in_step = False
         _FOLLOWERS[id(self)] = self
-
-    def before_step(self) -> None:
-        """Note that whatever takes steps meanwhile does so for the step of the library."""
-        self._is_in_step = True
-
-    def after_step(self) -> None:
-        """Note that this step has been taken."""
-        self._is_in_step = False
 
     def note_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After a step of any `optimizer`: warn once about what it has trained by gradients of this rank alone."""
         trained = [one for group in optimizer.param_groups for one in group["params"]]
         others = [one for one in trained if id(one) not in self._held]
-        has_own = not self._is_in_step and any(slot.made is not None for slot in self._slots)
+        has_own = any(slot.made is not None for slot in self._slots)
         if has_own and len(others) < len(trained):
             self._slots = ()
             warn(BYPASSED)
-        new = {id(one): one for one in others if self._is_new(one)}
+        own = [one for one in others if one.requires_grad and one.grad is not None and one not in self._seen]
+        # Neither the library nor FSDP averages these, which have a gradient for the first time.
+        new = {id(one): one for one in own if one not in DISTRIBUTED and not hasattr(one, "placements")}
         self._seen.update(dict.fromkeys(new.values(), True))
         model = self._model() if new else None
         found = [] if model is None else [name for name, one in model.named_parameters() if id(one) in new]
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             warn(f"{found[0]!r}{more}: trained, but {self._reason}")
-
-    def _is_new(self, parameter: Tensor) -> bool:
-        """Whether it has a gradient, for the first time, that neither the library nor FSDP averages."""
-        has_own = parameter.requires_grad and parameter.grad is not None and not hasattr(parameter, "placements")
-        return has_own and parameter not in self._seen and not is_distributed(parameter)
 
 
 _FOLLOWERS: weakref.WeakValueDictionary[int, OtherSteps] = weakref.WeakValueDictionary()
@@ -172,7 +145,7 @@ register_optimizer_step_post_hook(_tell)
 # --- Optimizers around that of the library, which expect gradients after its step ---
 
 
-class Around(Watcher):
+class Around:
     """Warns if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
 
     Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
@@ -206,27 +179,26 @@ class Around(Watcher):
 def watch_orphans(parameters: Iterable[Tensor]) -> None:
     """Have a warning given once if a backward pass reaches `parameters`, whose distributed optimizer is gone."""
     handles: list[RemovableHandle] = []
-    warn_once = partial(_warn_of_loss, handles)
+
+    @torch.compiler.disable
+    def warn_once(parameter: Tensor) -> None:
+        for handle in handles:
+            handle.remove()
+        if parameter not in DISTRIBUTED:  # by another optimizer since
+            warn(
+                "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
+                "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer "
+                "makes its optimizer anew, distribute that one too, in the function that makes it. If each rank is to "
+                "train by itself, close() it before"
+            )
+
     handles += [one.register_post_accumulate_grad_hook(warn_once) for one in parameters if one.requires_grad]
-
-
-@torch.compiler.disable
-def _warn_of_loss(handles: Iterable[RemovableHandle], parameter: Tensor) -> None:
-    for handle in handles:
-        handle.remove()
-    if not is_distributed(parameter):  # by another optimizer since
-        warn(
-            "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
-            "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer makes "
-            "its optimizer anew, distribute that one too, in the function that makes it. If each rank is to train by "
-            "itself, close() it before"
-        )
 
 
 # --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
 
 
-class Resumed(Watcher):
+class Resumed:
     """Warns if the state of one of the `optimizers` was loaded, or was there at the start, and `residual`, if it has
     tensors, was not loaded before the next step."""
 
@@ -241,15 +213,12 @@ class Resumed(Watcher):
         self._is_loaded |= _has_steps(optimizer.state)
         if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # one of another library may lack it
             return
-        note = weakref.WeakMethod(self._note)
+        own = weakref.proxy(self)
+        handle = optimizer.register_load_state_dict_pre_hook(lambda _, state_dict: own.note_state(state_dict))
+        weakref.finalize(self, handle.remove)
 
-        def forward(_: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-            if (here := note()) is not None:
-                here(state_dict)
-
-        weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(forward).remove)
-
-    def _note(self, state_dict: Mapping[str, Any]) -> None:
+    def note_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Note that an optimizer was given the state `state_dict`."""
         self._is_loaded |= self._has_stepped or _has_steps(state_dict.get("state") or {})
 
     def note_residuals(self) -> None:
@@ -329,13 +298,11 @@ class Drift:
         here = digest(self._parameters)
         self.numbers = [here, here**2]
 
-    def compare(self, sums: Sequence[int], world_size: int) -> None:
-        """Warn unless the `sums` are those of equal numbers."""
+    def compare(self, sums: Sequence[int], world_size: int, was_skipped: bool) -> bool:
+        """Warn unless the `sums` are those of equal numbers; return whether there is another step to compare. One that
+        was skipped has changed nothing."""
         if sums[1] * world_size != sums[0] ** 2:
             warn(DRIFTED)
-
-    def goes_on(self, was_skipped: bool) -> bool:
-        """Whether there is another step to compare; one that was skipped has changed nothing."""
         self._left -= not was_skipped
         return self._left > 0
 

@@ -18,7 +18,7 @@ from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.guard import StreamedAway, guards
+from resireduce.guard import WAS_DROPPED, StreamedAway, guards
 
 SMALL_BYTES = 1 << 18
 """Small dense tensors (biases, norms) are in buckets of up to this size: each message costs time."""
@@ -35,16 +35,14 @@ class Stage(Enum):
 
     OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
     ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
-    SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
-    LAST = "the last pass is over, and what it left in `.grad` is being taken"
     TAKEN = "this rank, or another one of its node, has a gradient of it, and the average may be put into `.grad`"
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
-    DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
+    DROPPED = "the last pass is over, and the sum holds NaN or infinity: this rank has no gradient of it"
 
     __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
 
 
-OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
+OVER = frozenset({Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
 """Stages after the last pass."""
 HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
 """Stages in which this rank has a gradient."""
@@ -81,7 +79,7 @@ class Slot:
     passes: int = 0
     """Backward passes since the last step."""
     made: int | None = None
-    """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
+    """Address of what autograd has left in `.grad`, until averages come. Any other gradient was put there by hand."""
     is_announced: bool | None = None
     """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
     stage: Stage = Stage.OPEN
@@ -116,11 +114,6 @@ class Slot:
         return self.parameter.grad is self.guard
 
     @property
-    def is_over(self) -> bool:
-        """Whether the last backward pass of this step is over."""
-        return self.stage in OVER
-
-    @property
     def is_taken(self) -> bool:
         """Whether this rank, or with two levels another one of its node, has taken a gradient of it in this step."""
         return self.stage in HERE
@@ -142,11 +135,7 @@ class Slot:
         """Remove the guard. UsageError if it was replaced or dropped, or the parameter moved, in the meantime."""
         self.check_kind()
         if not self.is_guarded:
-            raise UsageError(
-                f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
-                "step(), when it was already under way: that would have no effect. Scale the loss instead, "
-                "or use gradients='kept'; and take the model out of DistributedDataParallel, if it is in one"
-            )
+            raise UsageError(WAS_DROPPED.format(name=self.name))
         self.parameter.grad = None
         self.stage = Stage.TAKEN
 
@@ -185,9 +174,9 @@ def make_slots(
     node: Communicator | None = None,
     shares: bool = False,
 ) -> list[Slot]:
-    """Return a slot for each of `parameters`; with `shares` also large dense tensors may share a message."""
-    if private.uses_of_storage is not None:
-        _of_one()  # outside of any backward pass
+    """Return a slot for each of `parameters`, for which `feedback` allocates what it needs; with `shares` also large
+    dense tensors may share a message."""
+    _of_one()  # outside of any backward pass
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
@@ -196,6 +185,7 @@ def make_slots(
         place = 0 if node is None else node.rank
         small = dense and (is_small(parameter) or (shares and not feedback.compresses(name)))
         slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
+        feedback.register(name, slots[-1].template)
     return slots
 
 
@@ -210,6 +200,8 @@ class Bucket:
     """One for each tensor."""
     message: Message | Round | None = None
     """This rank's message in this step, from its compression to its last use; or the round before it."""
+    gathered_bytes: int = 0
+    """Bytes of the messages of all ranks, if they are gathered, as this rank's was launched."""
 
     @property
     def is_ready(self) -> bool:
@@ -273,16 +265,16 @@ def _merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[
     if isinstance(merge, str | None):
         return [[slot] for slot in slots]
     if isinstance(merge, int):
-        return _runs(slots, merge, lambda slot: sent_bytes(slot, feedback))
+        compressor, step = feedback.compressor_at(feedback.warm_up_steps), feedback.warm_up_steps
+
+        def sent_bytes(slot: Slot) -> int:  # by the node's first rank, in the first step after warm-up
+            like = torch.empty(slot.shape_by_place, dtype=slot.template.dtype, device="meta")
+            return compressor.compress(like, slot.name, step).nbytes
+
+        return _runs(slots, merge, sent_bytes)
     by_name = {slot.name: slot for slot in slots}
     listed = [[by_name.pop(name) for name in names if name in by_name] for names in merge]
     return [run for names in listed for run in _runs(names)] + [[slot] for slot in by_name.values()]
-
-
-def sent_bytes(slot: Slot, feedback: ErrorFeedback) -> int:
-    """Return the bytes that the node's first rank sends of a compressed `slot` in the first step after warm-up."""
-    like = torch.empty(slot.shape_by_place, dtype=slot.template.dtype, device="meta")
-    return feedback.compressor_at(feedback.warm_up_steps).compress(like, slot.name, feedback.warm_up_steps).nbytes
 
 
 def _runs(
@@ -312,11 +304,10 @@ def is_shared(grad: Tensor) -> bool:
     Autograd leaves views there: with a batch of one, that of `position` in `h + position.unsqueeze(0)` is a view of the
     gradient of `h`, which the layers before are still to be given; two positions that are added share one memory.
     """
-    return private.uses_of_storage is None or _uses(grad) > _of_one()
+    return _uses(grad) > _of_one()
 
 
 def _uses(tensor: Tensor) -> int:
-    assert private.uses_of_storage is not None
     return int(private.uses_of_storage(tensor.untyped_storage()._cdata))
 
 
@@ -395,15 +386,3 @@ def scale_(slots: Iterable[Slot], factor: Tensor) -> None:
     """Multiply what is in the `.grad` of `slots` by the 0-D `factor`."""
     for slot in slots:
         slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
-
-
-# --- The node of autograd's graphs that adds gradients to a parameter's `.grad` ---
-
-
-def accumulation_node(parameter: Tensor) -> Any:
-    """Return the node by which all graphs of `parameter` add to `.grad`; `torch.autograd.grad` does not run it.
-
-    torch frees it, with its hooks, when nothing holds it, and makes another one when dtype or device change.
-    """
-    with torch.enable_grad():
-        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

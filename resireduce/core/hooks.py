@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from resireduce import private
-from resireduce.core.bucket import Slot, Stage, accumulation_node
+from resireduce.core.bucket import Slot, Stage
 from resireduce.core.step import Exchange
 from resireduce.errors import UsageError, warn
 from resireduce.settings import Settings
@@ -21,8 +21,6 @@ from resireduce.watchers import (
     COMPILED_AUTOGRAD,
     DISTRIBUTED,
     StepGuard,
-    is_distributed,
-    refuse_capture,
     refuse_compiled_autograd,
     watch_orphans,
 )
@@ -42,13 +40,13 @@ def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
             act(owner, owner.slots[index], given)
 
 
-def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], steps: list[int], world_size: int) -> None:
+def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], guard: StepGuard, world_size: int) -> None:
     """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
     steps, by the first of them. If it took some, with other ranks, the next backward pass gives a warning."""
-    _detach(slots, handles if steps[1] else handles[1:])
-    if steps[1] and world_size > 1:
+    _detach(slots, handles if guard.steps else handles[1:])
+    if guard.steps and world_size > 1:
         watch_orphans(slot.parameter for slot in slots)
-    if not steps[1]:
+    if not guard.steps:
         warn(
             "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
             "gradients: keep it, and call its step() in place of the other optimizer's"
@@ -65,7 +63,7 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
 
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
     """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper."""
-    if private.active_ddp() is not None and any(map(is_distributed, model.parameters())):
+    if private.active_ddp() is not None and any(one in DISTRIBUTED for one in model.parameters()):
         raise UsageError(
             f"{type(model).__name__} is trained within a wrapper that averages gradients too: take the model out of "
             "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
@@ -83,38 +81,37 @@ class BackwardPasses:
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange = exchange.slots, exchange
-        self.passes_per_step = settings.backward_passes_per_step
-        self._last_pass: float = self.passes_per_step
+        self._last_pass: float = settings.backward_passes_per_step
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
         self._nodes: dict[int, Any] = {}  # held, since torch frees nodes with their hooks
-        self._steps = [0, 0]  # whether a step is being taken, and how many have been
-        self._own = weakref.ref(self)
+        self.step_guard = StepGuard()
         DISTRIBUTED.update(dict.fromkeys((slot.parameter for slot in self.slots), True))
         world_size = exchange.queue.world.world_size
-        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self._steps, world_size)
+        self._lost = weakref.finalize(self, _lost, self.slots, self._handles, self.step_guard, world_size)
         self._lost.atexit = False
         try:
-            self._attach(model, wrapped, settings.streamed)
+            self._attach(model, wrapped, settings)
         except BaseException:
             self.end()
             raise
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
 
-    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, streamed: bool) -> None:
+    def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, settings: Settings) -> None:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""
         for key, guard in list(wrapped._optimizer_step_pre_hooks.items()):
             if isinstance(guard, StepGuard):  # of an owner that was lost
                 del wrapped._optimizer_step_pre_hooks[key]
-        self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
-        act = BackwardPasses._on_finished if streamed else _note_gradient
+        self._handles.append(wrapped.register_step_pre_hook(self.step_guard))
+        # Of kept gradients it suffices to note that autograd has finished them: `step()` takes them.
+        act: Act = BackwardPasses._on_finished if settings.streamed else lambda _, slot, given: slot.note_made()
         for slot in self.slots:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
-            if streamed:
+            if settings.streamed:
                 self._announce(slot)
-        if not self._exchange.lifetime.hides:  # a guard in `.grad` would show a wrapper that averages too
+        if not settings.streamed or settings.in_backward:  # else a guard shows a wrapper that averages too
             # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
             held = {slot.parameter for slot in self.slots}
             for module in model.modules():
@@ -123,25 +120,17 @@ class BackwardPasses:
                     self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def _announce(self, slot: Slot) -> None:
-        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`. To be called again when one has come
-        without that: torch makes another node for a parameter whose dtype or device was changed."""
-        node = accumulation_node(slot.parameter)
+        """Call `_before` before autograd adds a gradient to the `.grad` of `slot`, by the node through which all graphs
+        do so. torch makes another node, without hooks, for a parameter whose dtype or device was changed."""
+        with torch.enable_grad():
+            view: Any = slot.parameter.view_as(slot.parameter)
+        node = view.grad_fn.next_functions[0][0]
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
             self._handles.append(node.register_prehook(self._hook(slot, BackwardPasses._before)))
 
     def _hook(self, slot: Slot, act: Act) -> Callable[[Any], None]:
-        return partial(_call, self._own, slot.index, act)
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Return a context in which the wrapped optimizer may take its step."""
-        self._steps[0] += 1
-        self._steps[1] += 1
-        try:
-            yield
-        finally:
-            self._steps[0] -= 1
+        return partial(_call, weakref.ref(self), slot.index, act)
 
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
@@ -172,7 +161,7 @@ class BackwardPasses:
             self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
         if comes and not self._exchange.has_gone(slot):
-            if torch.is_grad_enabled():  # with create_graph=True
+            if torch.is_grad_enabled():  # with create_graph=True; to switch it off each time would cost more
                 with torch.no_grad():
                     self._on_gradient(slot)
             else:
@@ -181,7 +170,6 @@ class BackwardPasses:
     def _on_gradient(self, slot: Slot) -> None:
         """Take this parameter's gradient, which is complete, in `.grad`, perhaps the first of a backward pass."""
         refuse_compiled_autograd()
-        refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
         if not self.under_way:
             self.under_way = True
@@ -192,9 +180,4 @@ class BackwardPasses:
         """End a backward pass; not called if the pass fails."""
         with self.turn:
             self.under_way = False
-            self._exchange.lifetime.after_backward()
-
-
-def _note_gradient(passes: BackwardPasses, slot: Slot, _: object) -> None:
-    """Note that autograd has finished this parameter's gradient, which `step()` will take."""
-    slot.note_made()
+            self._exchange.lifetime.after_backward(self.slots)

@@ -18,14 +18,13 @@ from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Slot, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
-from resireduce.core.update import OwnMomentum
 from resireduce.errors import UsageError, check_count, warn
 from resireduce.forms import build_exchange
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
-from resireduce.watchers import Watcher, only_makes_state, refuse_capture
+from resireduce.watchers import NOT_HELD, OtherSteps, Resumed, only_makes_state
 
-FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
+FREED = ("feedback", "levels", "slots", "grad_scaler", "resumed", "_others", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
 HARMLESS = ("train", "eval")
 """Methods of wrapped optimizers that do not read gradients."""
@@ -40,15 +39,8 @@ UNFINISHED = (
 )
 
 
-class NoSync:
-    """`no_sync` of `optimizer`: what it returns is a context. A copy of it, or a pickle, does nothing."""
-
-    def __init__(self, optimizer: "DistributedOptimizer"):
-        self._optimizer = optimizer
-
-    def __call__(self) -> AbstractContextManager[None]:
-        """Return the context."""
-        return self._optimizer._backward.only_adding_up()
+class NoSync(partial[AbstractContextManager[None]]):
+    """A function that returns a context. A copy of it, or a pickle, does nothing."""
 
     def __reduce__(self) -> Any:
         return partial, (nullcontext,)
@@ -59,8 +51,8 @@ class Resumable:
 
     feedback: ErrorFeedback
     slots: list[Slot]
-    watchers: list[Watcher]
-    """What looks at steps, to refuse or to measure them; more may be appended before the first."""
+    resumed: Resumed
+    """Is told when residuals are loaded."""
     steps: int
     """How many steps have been taken, without those that were skipped."""
 
@@ -90,8 +82,7 @@ class Resumable:
         """
         check_count("step", step, of="steps")
         self._refuse_within_step("start_at()")
-        for watcher in self.watchers:
-            watcher.note_residuals()
+        self.resumed.note_residuals()
         self.steps = step
         self.feedback.begin_step(step)
 
@@ -132,12 +123,13 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         others = [one for name, one in model.named_parameters() if name not in parameters]
         self._exchange = build_exchange(optimizer, self.slots, feedback, settings, levels, others)
-        for slot in self.slots:
-            feedback.register(slot.name, slot.template)
-        self.watchers: list[Watcher] = [self._exchange.updater, self._exchange.lifetime]
-        """What looks at steps, to refuse or to measure them; more may be appended before the first."""
-        if feedback.momentum is not None:
-            self.watchers.append(OwnMomentum(optimizer))
+        alone = settings.streamed or levels.world.world_size == 1
+        self._others = OtherSteps(model, parameters.values(), NOT_HELD, () if alone else self.slots)
+        self.resumed = Resumed(feedback.residual, optimizer)
+        self.before_step: list[Callable[[], object]] = [self._exchange.updater.check_parameters]
+        """What is called before a step, which it may refuse."""
+        self.after_step: list[Callable[[], object]] = [self.resumed.after_step]
+        """What is called when a step has been taken, or skipped for overflow."""
         self._exchange.restart()
         # Last, as no hook may stay on a model that is refused.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
@@ -155,14 +147,16 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         Streamed gradients are absorbed by full residuals; all others are held in `.grad`. Trainers find it where it is
         put: `model.no_sync = optimizer.no_sync`. A copy of that model adds up nothing, as it trains plainly.
         """
-        return NoSync(self)
+        return NoSync(DistributedOptimizer._adding_up, self)
+
+    def _adding_up(self) -> AbstractContextManager[None]:
+        return self._backward.only_adding_up()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, as the wrapped optimizer does.
 
         Raises UsageError between `backward` and `step`, and while a CUDA graph is recorded.
         """
-        refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         if self._exchange.has_begun:
             raise UsageError(
@@ -203,20 +197,19 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         if self._backward.under_way:
             raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
         if not self._has_own_gradients() and only_makes_state(self.wrapped, [slot.parameter for slot in self.slots]):
-            with self._backward.stepping():
+            with self._backward.step_guard:
                 self.wrapped.step()
             return loss
-        for watcher in self.watchers:
-            watcher.before_step()
-        with self._backward.stepping():
-            self.overflowed = not self._exchange.take_step(loss)
-        for watcher in self.watchers:
-            watcher.after_step()
+        for look in self.before_step:
+            look()
+        with self._backward.step_guard:
+            self.overflowed = not self._exchange.take_step()
+        for look in self.after_step:
+            look()
         self._restart()
         return loss
 
@@ -231,7 +224,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         if self._closed:
             return
         self._backward.end()
-        self.watchers.clear()
+        self.before_step, self.after_step = [], []
         self.levels.close()
         self._closed = True
         for name in FREED:
@@ -285,10 +278,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load `state_dict` into the wrapped optimizer."""
         self.wrapped.load_state_dict(state_dict)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise UsageError: residuals and groups are set up for the parameters known at the start."""
-        raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
 
     # --- what it reports ---
 
@@ -354,4 +343,4 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
 
     def _has_own_gradients(self) -> bool:
         """Whether autograd has made a gradient in this step, which is this rank's own until it is averaged."""
-        return self._exchange.has_begun or any(slot.made is not None for slot in self.slots)
+        return any(slot.made is not None for slot in self.slots)

@@ -8,32 +8,19 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.core.bucket import (
-    HERE,
-    Bucket,
-    Slot,
-    Stage,
-    arrange,
-    in_buckets,
-    is_shared,
-    laid_out,
-)
+from resireduce.core.bucket import OVER, Bucket, Slot, Stage, arrange, in_buckets, is_shared, laid_out
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message, Round
 from resireduce.core.update import Updater
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.guard import SECOND_BACKWARD
+from resireduce.guard import SECOND_BACKWARD, WAS_DROPPED
 from resireduce.merging.rules import Costs
-from resireduce.watchers import Drift, Watcher
+from resireduce.watchers import Drift, refuse_capture
 
 WAS_THERE = (
     "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed is sent "
     "as soon as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() "
     "does), and put gradients there after backward(); or use gradients='kept'"
-)
-WAS_DROPPED = (
-    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
-    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
 )
 
 
@@ -59,19 +46,22 @@ class Exchange:
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        self.arrived: list[Slot] = []
-        """The slots whose gradients have been taken in this step, in the order of arrival."""
-        self.has_begun = False
-        """Whether a gradient of this step has been compressed, absorbed or dropped."""
-        self._non_finite: NonFiniteGradient | None = None
         self.feedback.finiteness.restart()
         for slot in self.slots:
             slot.restart()
+        self.queue.restart()
         self.updater.restart()
         self.feedback.begin_step(self.steps)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a gradient of this step has been compressed, absorbed or dropped."""
+        return any(slot.stage is not Stage.OPEN for slot in self.slots)
+
     def refuse_if_failed(self) -> None:
-        """Raise UsageError if an earlier step failed, or this is a fork of the process that was to train."""
+        """Raise UsageError if an earlier step failed, this is a fork of the process that was to train, or work is being
+        recorded in a CUDA graph."""
+        refuse_capture(self.slots[0].parameter.device)
         self._refuse_fork()
         if self.failed:
             raise UsageError(
@@ -87,13 +77,13 @@ class Exchange:
 
         Raises UsageError if another has been put there by hand, since that memory may be in use elsewhere.
         """
-        if slot.is_over:
+        if slot.stage in OVER:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
         if slot.stage is Stage.ABSORBED:
             if not slot.is_guarded:
                 raise UsageError(WAS_DROPPED.format(name=slot.name))
             slot.parameter.grad = None
-        elif slot.stage is Stage.OPEN and not slot.passes and slot.parameter.grad is not None:
+        elif not slot.passes and slot.parameter.grad is not None:
             raise UsageError(WAS_THERE.format(name=slot.name))
 
     def has_gone(self, slot: Slot) -> bool:
@@ -107,28 +97,23 @@ class Exchange:
         return slot.stage is Stage.OPEN
 
     def gradient(self, slot: Slot, passes: float) -> None:
-        """Take `slot`'s gradient, which autograd has finished. UsageError if it was already under way.
+        """Take `slot`'s gradient, which autograd has finished.
 
         passes: number of backward passes, of which the last is sent; infinity: this one is not the last.
         """
-        if slot.is_over:
-            raise UsageError(SECOND_BACKWARD.format(name=slot.name))
         slot.note_made()
         slot.passes += 1
-        if slot.stage is Stage.SPOILT:
-            slot.parameter.grad = None
-            if slot.passes >= passes:
-                slot.stage = Stage.DROPPED
-        elif slot.passes < passes:
+        if slot.passes < passes:
             self._hold(slot)
         else:
-            slot.stage = Stage.LAST
+            slot.stage = Stage.OPEN
             self.queue.prefetch_after(slot)
             self._take(slot)
             self.lifetime.use_early(slot, self.updater)
 
     def _hold(self, slot: Slot) -> None:
-        """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`."""
+        """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`, as one
+        that is not finite, which is refused with the sum."""
         grad = slot.parameter.grad
         absorbs = slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
@@ -138,28 +123,25 @@ class Exchange:
             grad = self.lifetime.owned(grad, slot)
         try:
             self.feedback.absorb(grad, slot.name)
-        except NonFiniteGradient as error:
-            self.drop(slot, error, Stage.SPOILT)
-            slot.parameter.grad = None
-            return
-        self.has_begun = True
-        slot.stage = Stage.ABSORBED
-        slot.hide()
+        except NonFiniteGradient:
+            slot.stage = Stage.OPEN
+        else:
+            slot.stage = Stage.ABSORBED
+            slot.hide()
 
     def _take(self, slot: Slot) -> None:
         """Take `slot`'s gradient of this step, have it go its route, and launch what is ready."""
         slot.check_kind()
         try:
-            if not (slot.is_guarded and slot.stage in (Stage.ABSORBED, Stage.LAST)):  # else the residual has all of it
+            if not (slot.is_guarded and slot.stage is Stage.ABSORBED):  # else the residual has all of it
                 grad = self.gradient_of(slot)
                 self.queue.route.check_(grad, slot)
                 slot.gradient = grad.contiguous()
         except NonFiniteGradient as error:
-            self.drop(slot, error, Stage.DROPPED)
+            self.drop(slot, error)
         else:
-            self.has_begun = True
             slot.stage = Stage.TAKEN
-            self.arrived.append(slot)
+            self.queue.arrived.append(slot)
         self.lifetime.took(slot)
         self.queue.route.advance(slot, self.queue, self.steps)
         self.queue.launch(self.steps)
@@ -173,19 +155,14 @@ class Exchange:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
         return self.lifetime.owned(grad, slot)
 
-    def drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
+    def drop(self, slot: Slot, error: NonFiniteGradient) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
-        self._non_finite, self.has_begun = self._non_finite or error, True
-        slot.stage = stage
-
-    def is_spoilt(self) -> bool:
-        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
-        self._non_finite = self._non_finite or self.queue.refused or self.feedback.finiteness.failure()
-        return self._non_finite is not None
+        self.queue.refused = self.queue.refused or error
+        slot.stage = Stage.DROPPED
 
     # --- the step ---
 
-    def take_step(self, loss: Tensor | float | None) -> bool:
+    def take_step(self) -> bool:
         """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
 
         Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
@@ -194,30 +171,30 @@ class Exchange:
         for one in self.queue.comparisons:  # before anything is updated
             one.look()
         try:
-            self._send_and_use(step, loss)
+            self._send_and_use(step)
         except Skipped:
             self.steps = step
             self.updater.skip()
         self.failed = False
         return self.steps > step
 
-    def _send_and_use(self, step: int, loss: Tensor | float | None) -> None:
+    def _send_and_use(self, step: int) -> None:
         for slot in self.lifetime.pending(self):
             self._take(slot)
         for slot in self.slots:  # room for the averages
+            slot.made = None
             if slot.stage is Stage.GUARDED:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
-        self.queue.route.complete(self.queue, self.arrived, step)
-        self.queue.compress_rest(step)
+        self.queue.route.complete(self.queue, step)
         self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
         self.queue.launch(step, complete=True)
         self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, self.is_spoilt, loss)
-        self.queue.finish(self.arrived)
+        self.updater.finish(step)
+        self.queue.finish()
         if self.queue.flagged:
-            self.scaling.refuse(self.arrived, step, self._non_finite)
+            self.scaling.refuse(self.queue.arrived, step, self.queue.refused)
         for slot in self.queue.unused:  # with two levels the averages of a bucket come together
             self.feedback.states.forget(slot.name)
         self.feedback.states.commit()
@@ -244,11 +221,8 @@ class Unscaled:
         raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
 
 
-class Streamed(Watcher):
+class Streamed:
     """Gradients are taken as autograd finishes them; until averages come, in `step()`, a guard stands in `.grad`."""
-
-    hides, updates_early = True, False
-    """Whether a guard is in `.grad` as soon as a gradient is taken; whether the backward pass uses averages."""
 
     def __init__(self, scaling: Unscaled, chunk_bytes: float):
         self.scaling, self.chunk_bytes = scaling, chunk_bytes
@@ -262,8 +236,8 @@ class Streamed(Watcher):
         """Note that the gradient of `slot` has been taken, or dropped."""
         slot.hide()
 
-    def after_backward(self) -> None:
-        """Note that a backward pass has ended."""
+    def after_backward(self, slots: Sequence[Slot]) -> None:
+        """Note that a backward pass of `slots` has ended."""
 
     def use_early(self, slot: Slot, updater: Updater) -> None:
         """Use averages, if any are used early, when the gradient of `slot` has been taken in the backward pass."""
@@ -272,10 +246,6 @@ class Streamed(Watcher):
         """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, `step()` has to take: last first."""
         left = [slot for slot in reversed(exchange.slots) if slot.stage in (Stage.OPEN, Stage.ABSORBED)]
         return [slot for slot in left if slot.passes or slot.parameter.grad is not None]
-
-    def aside(self, updating: Sequence[Slot]) -> list[tuple[Tensor, Tensor]]:
-        """Return parameters with what is in their `.grad` and is no average, while those of `updating` are used."""
-        return []
 
     def free(self, used: Sequence[Slot]) -> None:
         """Let averages go that have been used."""
@@ -297,8 +267,8 @@ class Flat:
         slot.is_ready = slot.is_taken
         queue.compress_ready(slot, step)
 
-    def complete(self, queue: "LaunchQueue", arrived: list[Slot], step: int) -> None:
-        """Send on the rest, when all gradients have been taken; note in `arrived` what has come from other ranks."""
+    def complete(self, queue: "LaunchQueue", step: int) -> None:
+        """Send on the rest, when all gradients have been taken; note what has arrived from other ranks alone."""
 
     def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
@@ -322,7 +292,7 @@ GATHERED = 16
 """The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
 
 
-class UnderWay:
+class UnderWay(deque[Bucket]):
     """The buckets whose messages are under way, the oldest first. `feedback` sends them.
 
     A gathered message takes world size x payload bytes from launch to receipt: the next has to wait if all of them
@@ -331,31 +301,20 @@ class UnderWay:
     """
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
+        super().__init__()
         self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget all messages."""
-        self._sent: deque[tuple[Bucket, int]] = deque()  # and the gathered bytes of each, as it was launched
-
-    @property
-    def oldest(self) -> Bucket | None:
-        """The bucket that is to be received next, if any is under way."""
-        return self._sent[0][0] if self._sent else None
 
     def has_room(self, bucket: Bucket) -> bool:
         """Whether the message of `bucket` may be launched before another one is received."""
-        size, held = self._gathered_bytes(bucket), sum(size for _, size in self._sent)
-        return not (size and held and held + size > self._limit_bytes)
-
-    def _gathered_bytes(self, bucket: Bucket) -> int:
         assert bucket.message is not None
-        return bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
+        bucket.gathered_bytes = bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
+        held = sum(one.gathered_bytes for one in self)
+        return not (bucket.gathered_bytes and held and held + bucket.gathered_bytes > self._limit_bytes)
 
     def launch(self, bucket: Bucket) -> None:
-        """Launch the message of `bucket`, or the first round of it."""
+        """Launch the message of `bucket`, or the first round of it; there is room for it."""
         assert bucket.message is not None
-        self._sent.append((bucket, self._gathered_bytes(bucket)))
+        self.append(bucket)
         self._feedback.send(bucket.message)
 
     def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
@@ -363,17 +322,13 @@ class UnderWay:
 
         `remember` is called with each bucket before its message is sent.
         """
-        while waiting := [bucket for bucket, _ in self._sent if isinstance(bucket.message, Round)]:
+        while waiting := [bucket for bucket in self if isinstance(bucket.message, Round)]:
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self._feedback.end_round(bucket.message)
                 if remember is not None:
                     remember(bucket)
                 self._feedback.send(bucket.message)
-
-    def pop(self) -> Bucket:
-        """Return the oldest bucket, whose message is to be received now."""
-        return self._sent.popleft()[0]
 
 
 class LaunchQueue:
@@ -402,20 +357,21 @@ class LaunchQueue:
         self.unused: list[Slot] = []
         """The slots that had no gradient on any rank in the last step."""
         self.flagged = False
-        """Whether any rank, this one included, has flagged the last step."""
+        """Whether any rank, this one included, had a gradient in the last step that was not finite."""
         self.costs: Costs | None = None
         """Measured times by which tensors are merged, if they are."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
         self.merge(merge)
         self.under_way = UnderWay(self.feedback, slots)
         """The buckets whose messages are under way."""
-        self._restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Forget the messages of the last step, and begin the next."""
         self._launched = 0
+        self.arrived: list[Slot] = []
+        """The slots whose gradients have been taken in this step, in the order of arrival."""
         self.refused: NonFiniteGradient | None = None
-        """The error of the first gradient that was not finite when its bucket was compressed."""
-        self.under_way.drop()
+        """The error of the first gradient of this step that was not finite."""
         for bucket in self.buckets:
             bucket.message = None
 
@@ -447,7 +403,7 @@ class LaunchQueue:
         """Make the message of `bucket`, and let its gradients go; those that are not finite are left out: zeros are
         sent in their place."""
         gradients = {slot.name: slot.gradient for slot in bucket.slots}
-        absorbed = [slot.name for slot in bucket.slots if slot.gradient is None and slot.stage in HERE]
+        absorbed = [slot.name for slot in bucket.slots if slot.gradient is None and slot.is_taken]
         for slot in bucket.slots:
             slot.gradient = None
         refused: dict[str, NonFiniteGradient] = {}
@@ -460,21 +416,17 @@ class LaunchQueue:
                 if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
                     slot.stage = Stage.DROPPED
 
-    def compress_rest(self, step: int) -> None:
-        """Compress all buckets that have not been, with zeros for gradients that have not come: residuals are about to
-        end this step, while messages may have to wait until there is room for them."""
-        for bucket in self.buckets[self._launched :]:
-            if bucket.message is None:
-                self.compress(bucket, step)
-
     def launch(self, step: int, complete: bool = False) -> None:
-        """Launch what is ready. `complete`: no more gradients will come, and all buckets have been compressed.
+        """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent in place of the rest.
 
         Nothing leaves while a gate is closed; one may raise, as for steps that ranks number differently.
         """
         for gate in self.gates:
             if not gate(self, step, complete):
                 return
+        for bucket in self.buckets[self._launched :] if complete else ():  # even if there is no room for them yet
+            if bucket.message is None:
+                self.compress(bucket, step)
         while self._launched < len(self.buckets):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
@@ -491,7 +443,7 @@ class LaunchQueue:
 
         A tensor without a gradient on this rank waits until `settle` asks the other ranks.
         """
-        taken = [slot for slot in self.under_way.pop().slots if slot.is_taken]
+        taken = [slot for slot in self.under_way.popleft().slots if slot.is_taken]
         if taken:
             self.deliver(taken)
         return taken
@@ -512,13 +464,18 @@ class LaunchQueue:
             if all(slot.is_taken for slot in bucket.slots):
                 bucket.message = None
 
-    def settle(self, flag: bool, step: int) -> list[Slot]:
+    def is_spoilt(self) -> bool:
+        """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
+        self.refused = self.refused or self.feedback.finiteness.failure()
+        return self.refused is not None
+
+    def settle(self, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
-        Agree also on whether to go on: `flagged` is whether any rank gave a `flag`, for a gradient that cannot be used.
+        Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used.
         This is the step's last collective, since a rank may still be launching the others.
         """
-        presence = self.agree(flag, step)
+        presence = self.agree(step)
         for check in self.checks:
             if not self.flagged:  # one that is not finite is present nowhere
                 check(self.slots, presence, self.world.world_size)
@@ -529,15 +486,15 @@ class LaunchQueue:
             self.deliver([slot])
         return found
 
-    def agree(self, flag: bool, step: int) -> list[int]:
-        """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`. Warns if digests of
-        parameters differ."""
-        here = [*(int(slot.is_taken) for slot in self.slots), int(flag)]
+    def agree(self, step: int) -> list[int]:
+        """Return how many ranks have a gradient, of each slot, and note whether that of any was not finite. Warns if
+        digests of parameters differ."""
+        here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
         compared = [number for one in self.comparisons for number in one.numbers]
         sums = self.sums([*here, *compared], step)
         self.flagged = bool(sums[len(self.slots)])
-        for one in self.comparisons:
-            one.compare(sums[len(here) :], self.world.world_size)
+        ranks = self.world.world_size
+        self.comparisons = [one for one in self.comparisons if one.compare(sums[len(here) :], ranks, self.flagged)]
         return sums[: len(self.slots)]
 
     def sums(self, here: list[int], step: int) -> list[int]:
@@ -548,18 +505,16 @@ class LaunchQueue:
             raise UsageError(OTHER_STEP.format(step=step))
         return sums
 
-    def finish(self, arrived: Sequence[Slot]) -> None:
-        """End the step whose gradients came here in the order `arrived`; the first time, take over rank 0's order."""
+    def finish(self) -> None:
+        """End a step; the first time, take over the order in which gradients have arrived on rank 0."""
         if not self._order_is_learnt:
             absent = [slot for slot in reversed(self.slots) if not slot.is_taken]
-            indices = [slot.index for slot in [*(slot for slot in arrived if slot.is_taken), *absent]]
+            indices = [slot.index for slot in [*(slot for slot in self.arrived if slot.is_taken), *absent]]
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
             self._arrange(self.buckets)
             self._order_is_learnt = True
-        self.comparisons = [one for one in self.comparisons if one.goes_on(self.flagged)]
-        self._restart()
 
 
 def agree_first(queue: LaunchQueue, step: int, complete: bool) -> bool:

@@ -1,7 +1,7 @@
 """The second half of a step: averages come back, and the wrapped optimizer's `step()` updates their parameters."""
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.compressors.base import own_momentum
 from resireduce.core.bucket import Slot
 from resireduce.errors import UsageError
-from resireduce.watchers import StepGuard, Watcher
+from resireduce.watchers import StepGuard
 
 if TYPE_CHECKING:
     from resireduce.core.step import LaunchQueue, Streamed
@@ -61,7 +60,7 @@ def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:
     return not has_hooks and is_separable(optimizer)
 
 
-class Updater(Watcher):
+class Updater:
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
     With streamed gradients, if the optimizer updates each parameter by itself, averages of a bounded number of bytes
@@ -73,29 +72,19 @@ class Updater(Watcher):
     """The global norm of the last averages, if it was measured."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue", lifetime: "Streamed"):
-        self.optimizer, self.slots, self.queue, self.lifetime = optimizer, queue.slots, queue, lifetime
-        self._held = self._parameters()
-        known = {slot.parameter for slot in self.slots}
-        self._frozen = [one for one in self._held.values() if one not in known]
+        self.optimizer, self.queue, self.lifetime = optimizer, queue, lifetime
+        self._known = {id(slot.parameter) for slot in queue.slots}
         self.restart()
 
-    def _parameters(self) -> dict[int, Tensor]:
-        """Return the parameters that the wrapped optimizer holds now."""
-        return {id(one): one for group in self.optimizer.param_groups for one in group["params"]}
-
-    def before_step(self) -> None:
-        """Raise UsageError if a step would train wrongly because of a change to the wrapped optimizer."""
-        stranger = next((one for one in self._frozen if one.grad is not None), None)
-        if stranger is not None:  # ranks would drift apart
+    def check_parameters(self) -> None:
+        """Raise UsageError if the wrapped optimizer lacks a parameter now, or has a gradient that nobody averages."""
+        held = {id(one): one for group in self.optimizer.param_groups for one in group["params"]}
+        others = [one for key, one in held.items() if key not in self._known and one.grad is not None]
+        if others or not held.keys() >= self._known:  # ranks would drift apart
             raise UsageError(
-                f"a parameter of shape {tuple(stranger.shape)}, frozen when resireduce.distribute(...) was called, has "
-                "a gradient now, which nobody averages: unfreeze before distribute(), or close() the optimizer and "
-                "distribute a new one"
-            )
-        if self._parameters().keys() != self._held.keys():
-            raise UsageError(
-                "parameters were added to the optimizer, removed, or replaced, after resireduce.distribute(...): do "
-                "that before, or close() it and distribute anew"
+                "parameters were added to the optimizer, removed, replaced or unfrozen after "
+                "resireduce.distribute(...), and nobody averages their gradients: do that before, or close() it and "
+                "distribute anew"
             )
 
     def restart(self) -> None:
@@ -107,27 +96,22 @@ class Updater(Watcher):
         self._updating += slots
         self.queue.release(slots)
 
-    def use(self) -> None:
-        """Use what has waited for all averages, if anything has."""
-
     def skip(self) -> None:
         """Note that the step is skipped, since a gradient was not finite."""
 
-    def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
+    def finish(self, step: int) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
 
-        `flag` returns whether a gradient of this rank cannot be used; it is called when all messages have come. If any
-        rank's cannot, parameters that have not been updated by then are not updated on any rank.
+        If a gradient of any rank was not finite, parameters that have not been updated by then stay so on all ranks.
         """
         self.room = self.lifetime.chunk_bytes if can_be_sliced(self.optimizer) else math.inf
-        while bucket := self.queue.under_way.oldest:
-            self.make_room(bucket.slots)
+        while self.queue.under_way:
+            self.make_room(self.queue.under_way[0].slots)
             self.note(self.queue.receive())
             self.queue.launch(step, complete=True)
-        self.note(self.queue.settle(flag(), step))
+        self.note(self.queue.settle(step))
         if not self.queue.flagged:
-            self.use()
-            self.update_rest(loss)
+            self.update_rest()
         self.free()
 
     def make_room(self, slots: Sequence[Slot]) -> None:
@@ -140,68 +124,22 @@ class Updater(Watcher):
 
         This is a part of a step, without the hooks: a `step` that calls its base class's would run them there.
         """
-        aside = self.lifetime.aside(self._updating)
         step, optimizer = type(self.optimizer).step, self.optimizer
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
         hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
         optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-        for parameter, _ in aside:
-            parameter.grad = None
         try:
             bare(optimizer)
         finally:
             optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
-            for parameter, grad in aside:
-                parameter.grad = grad
         self.free()
 
-    def update_rest(self, loss: Tensor | float | None) -> None:
-        """Call the wrapped optimizer's `step()` itself, for the parameters that are left.
-
-        loss: what the closure given to the distributed `step` returned, if there was one. An optimizer that may need a
-        closure gets one that returns this loss, once, as long as no parameter has changed.
-        """
-        if loss is None or is_separable(self.optimizer):
-            self.optimizer.step()
-            return
-        versions = [slot.parameter._version for slot in self.slots]
-        answers = [loss]
-
-        def evaluated(*_: object, **__: object) -> Tensor | float:
-            if not answers or versions != [slot.parameter._version for slot in self.slots]:
-                raise UsageError(
-                    f"{type(self.optimizer).__name__}.step(closure) computes gradients several times a step, which are "
-                    "under way after the first; use an optimizer that takes a step from one gradient (SGD, Adam, ...)"
-                )
-            return answers.pop()
-
-        self.optimizer.step(evaluated)  # type: ignore[arg-type]
+    def update_rest(self) -> None:
+        """Call the wrapped optimizer's `step()` itself, for the parameters that are left. It gets no closure, since
+        gradients of a second evaluation would be this rank's own."""
+        self.optimizer.step()
 
     def free(self) -> None:
         """Forget the averages that have been used; free them, unless gradients are kept."""
         self.lifetime.free(self._updating)
         self._updating = []
-
-
-def largest_layer(slots: Sequence[Slot]) -> int:
-    """Return the gradient bytes of the largest layer of `slots`: tensors whose names differ only in the last part."""
-    layers: Counter[str] = Counter()
-    for slot in slots:
-        layers[slot.name.rpartition(".")[0]] += slot.nbytes
-    return max(layers.values())
-
-
-class OwnMomentum(Watcher):
-    """Refuses momentum of `optimizer` beside a compressor that corrects it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer = optimizer
-
-    def before_step(self) -> None:
-        """Raise UsageError if the optimizer has momentum now."""
-        own = own_momentum(self._optimizer)
-        if own is not None:
-            raise UsageError(
-                f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
-                "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
-            )

@@ -16,7 +16,6 @@ from resireduce.core.messages import Message
 from resireduce.core.step import Exchange, LaunchQueue
 from resireduce.merging.rules import Costs, line_through
 from resireduce.start import broadcast_object
-from resireduce.watchers import Watcher
 
 TIMED_STEPS = 5
 """Steps that are timed, after a first one that is not, in which memory and threads are new."""
@@ -24,7 +23,7 @@ SIZES, REPEATS = 4, 5
 """Number of message sizes by which the link is timed, and repeats of each."""
 
 
-class Profiler(Watcher):
+class Profiler:
     """Measures when tensors are ready, how long compression takes, and the link, and has `rule` make messages by that.
 
     On a GPU, in the steps that are timed, the host waits for the device at each tensor. The queue of `exchange` is

@@ -14,7 +14,7 @@ from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
 from resireduce.core.messages import Message, Payload
 from resireduce.core.optimizer import Resumable
 from resireduce.core.step import UnderWay
-from resireduce.errors import UsageError, check_count, warn
+from resireduce.errors import UsageError, warn
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree
@@ -43,7 +43,6 @@ class HookState(Resumable, ABC):
         **of_shards: Any,
     ):
         settings = Settings(**given, gradients="kept")
-        check_count("warm_up_steps", settings.warm_up_steps, of="steps")
         lossy = find_compressor(settings)
         feedback, _ = build_feedback(model, parameters, lossy, communicator, settings, slices, **of_shards)
         own = parameters if slices is None else {name: one for name, one in slices.items() if one.numel()}
@@ -53,8 +52,7 @@ class HookState(Resumable, ABC):
         self._others = OtherSteps(model, [*ignored, *parameters.values()], reason)
         self._under_way = UnderWay(feedback, self.slots)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
-        self._resumed, self._is_known = Resumed(feedback.residual), False
-        self.watchers = [self._resumed]
+        self.resumed, self._is_known = Resumed(feedback.residual), False
         self.steps = 0
         """How many backward passes have averaged gradients."""
         feedback.begin_step(0)
@@ -86,7 +84,7 @@ class HookState(Resumable, ABC):
         for one in objects(torch.optim.Optimizer):
             groups = vars(one).get("param_groups") or ()  # one that passes on another's has none of its own
             if any(id(parameter) in own for group in groups for parameter in group["params"]):
-                self._resumed.watch(one)
+                self.resumed.watch(one)
         self._is_known = True
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
@@ -120,7 +118,7 @@ class HookState(Resumable, ABC):
         self._targets.append(targets)
 
     def _receive(self) -> None:
-        bucket, targets = self._under_way.pop(), self._targets.popleft()
+        bucket, targets = self._under_way.popleft(), self._targets.popleft()
         assert isinstance(bucket.message, Message)
         into = [target if target.is_contiguous() else None for target in targets]
         averages = self.feedback.receive(bucket.message, range(len(into)), into)
@@ -138,7 +136,7 @@ class HookState(Resumable, ABC):
         """End a step, whose averages have been received, and begin the next."""
         self.feedback.end_step(self.steps)
         self.feedback.states.commit()
-        self._resumed.after_step()
+        self.resumed.after_step()
         self.steps += 1
         self.feedback.begin_step(self.steps)
 

@@ -187,16 +187,20 @@ def an_optimizer_with_train_and_eval(script: Script) -> list[object]:
     return [model, losses, optimizer.training, plain.share]
 
 
-@habit(both=Refused(r"add_param_group.*before resireduce\.distribute"))
+ADDED = Refused(r"parameters were added to the optimizer.* do that before")
+
+
+@habit(both=ADDED)
 def a_group_is_added_later(script: Script) -> nn.Module:
     """add_param_group of the distributed optimizer."""
     model = script.net()
     optimizer = script.distribute(model, torch.optim.SGD(model.blocks.parameters(), 0.1))
     optimizer.add_param_group({"params": list(model.head.parameters())})
+    script.train(model, optimizer, 1)
     return model
 
 
-@habit(both=Refused(r"parameters were added to the optimizer.* do that before"))
+@habit(both=ADDED)
 def a_group_is_added_later_behind_its_back(script: Script) -> nn.Module:
     """add_param_group of the wrapped one."""
     model = script.net()
@@ -427,7 +431,7 @@ def a_step_in_a_hook_of_the_backward_pass(script: Script, model: Any, optimizer:
 
 
 @with_optimizer(
-    both=Refused(r"the optimizer has momentum now.*cycle_momentum=False"),
+    both=Refused(r"corrects momentum .*cycle_momentum=False", ConfigError),
     wrapped=partial(torch.optim.SGD, lr=0.1),
     settings={"compressor": "dgc-momentum"},
 )

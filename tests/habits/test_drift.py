@@ -137,7 +137,7 @@ def test_training_that_goes_on_without_averages(how: str, ranks: int, recwarn: p
     assert bool(told) == (how in ("made anew", "plain") and ranks > 1)
 
 
-@pytest.mark.parametrize("by", ["step", "decay", "wrapped", "other", "fused", "both", "late"])
+@pytest.mark.parametrize("by", ["step", "decay", "wrapped", "dropped", "other", "fused", "both", "late"])
 def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.WarningsRecorder) -> None:
     """Without a guard in `.grad` that would refuse it."""
 
@@ -154,9 +154,11 @@ def test_another_optimizer_beside_kept_gradients(by: str, recwarn: pytest.Warnin
             loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
             for parameter in model.parameters() if by in ("decay", "wrapped") else ():
                 parameter.data.mul_(0.99)
+            if by == "dropped":
+                model.zero_grad()
             if by in ("other", "fused", "both") or (by == "late" and step > 3):
                 other.step()
-            if by in ("step", "decay", "wrapped", "both") or (by == "late" and step < 4):
+            if by in ("step", "decay", "wrapped", "dropped", "both") or (by == "late" and step < 4):
                 optimizer.step()
         keep.append((optimizer, other))
 

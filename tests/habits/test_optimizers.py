@@ -14,6 +14,7 @@ import schedulefree
 import torch
 import torchao.optim
 from packaging.version import Version
+from pytorch_optimizer.base.exception import NoClosureError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -199,7 +200,7 @@ def test_refused_by_name(name: str, mode: str) -> None:
         optimizer = script.distribute(model, make(model))
         optimizer.step(script.closure(model, optimizer))
 
-    with warnings.catch_warnings(), pytest.raises((ConfigError, RuntimeError), match=kind):
+    with warnings.catch_warnings(), pytest.raises((ConfigError, RuntimeError, TypeError, NoClosureError), match=kind):
         warnings.simplefilter("ignore")
         by_library(Habit(act, {}, build=Small), mode, 1)
 

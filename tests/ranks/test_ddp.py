@@ -291,9 +291,10 @@ def test_a_model_that_cannot_be_hooked_is_refused_with_the_cure(alone: None) -> 
             resireduce.compress_ddp(wrapped)
             with pytest.raises(UsageError, match=said):
                 loss_of(wrapped, torch.Generator()).backward()
-    wrapped = DistributedDataParallel(seeded(build))
-    with pytest.raises(ConfigError, match=r"DistributedDataParallel is not allowed.*give the model within"):
-        resireduce.distribute(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1))
+        given = DistributedDataParallel(seeded(build))
+        plain, refused = torch.optim.SGD(given.parameters(), 0.1), pytest.raises(UsageError, match=said)
+        with resireduce.distribute(given, plain, backend="local", gradients=gradients), refused:
+            loss_of(given, torch.Generator()).backward()
     with pytest.raises(ConfigError, match=r"scheme: 'w2d'.*did you mean"):
         resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "w2d")
     with pytest.raises(ConfigError, match=r"warm_up_steps: -1 is not allowed"):
