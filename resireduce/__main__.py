@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resireduce.errors import ConfigError, UsageError, in_one_line
-from resireduce.planning.item import Item
+from resireduce.planning import Item
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load_given
 from resireduce.settings import Settings
 

@@ -12,8 +12,8 @@ from resireduce.comm.local import PretendCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, choose, is_count
 from resireduce.merging.rules import TIMED
+from resireduce.planning import sums
 from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
-from resireduce.planning.item import sums
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
 from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
 from resireduce.scheme import HIERARCHIES
@@ -77,7 +77,7 @@ def plan(
         peak_normalised: peak_states / baseline_total.
         fullest_bytes, fullest_at, fullest_..._bytes, choices: with `batch`, what `resireduce.planning.fullest` says.
         memory_bytes, fits, largest_batch: with `memory`.
-        items: if itemised, every `resireduce.planning.item.Item` of parameters, gradients, residuals and
+        items: if itemised, every `resireduce.planning.Item` of parameters, gradients, residuals and
             optimizer_states, which are the sums of these.
     """
     given = _settings(settings, world_size, ranks_per_node)

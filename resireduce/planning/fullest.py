@@ -24,7 +24,7 @@ from resireduce import private
 from resireduce.api import distribute
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check_count, short
-from resireduce.planning.item import sums
+from resireduce.planning import sums
 from resireduce.planning.memory import LiveBytes, held_items
 from resireduce.planning.models import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings

@@ -13,7 +13,7 @@ from resireduce import private
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grouping import Grouping, compressible
-from resireduce.planning.item import STATES, Item, sums
+from resireduce.planning import STATES, Item, sums
 from resireduce.scheme import SCHEMES, build_residual
 
 # --- The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of ---
