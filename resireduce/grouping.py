@@ -44,10 +44,6 @@ class Grouping:
         """The members of all groups, by name."""
         return tuple(name for group in self.groups for name in group)
 
-    def group_of(self, name: str) -> tuple[str, ...]:
-        """Return the members of the group that `name`, which must be in one, is in."""
-        return next(group for group in self.groups if name in group)
-
     def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Raise ConfigError unless every tensor named is one of `parameters`, and members of a group have one shape."""
         for name in (*self.grouped, *self.specific):

@@ -56,7 +56,7 @@ class GroupResidual(Residual):
         return folded[0]
 
     def register(self, name: str, parameter: Tensor) -> None:
-        members = self.grouping.group_of(name)
+        members = next(group for group in self.grouping.groups if name in group)
         group = next((self._groups[member] for member in members if member in self._groups), None)
         self._groups[name] = group or Group(members, self.stored(parameter.shape, parameter))
         self._stored[name] = self._groups[name].stored
