@@ -1,15 +1,15 @@
 """Reusable groups and specific layers, found in a model or named by patterns, and layers to send uncompressed."""
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from resireduce.errors import ConfigError, check_share
+from resireduce.errors import ConfigError, check, check_share
 
 DENSE_BELOW = 10_000
 """Tensors with fewer elements, and all 1-D ones, are sent dense and have no residual, as in the reference code."""
@@ -32,12 +32,10 @@ class Grouping:
 
     def __post_init__(self) -> None:
         names = (*self.grouped, *self.specific)
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"groups: {twice!r} is named twice; a tensor is in one group or specific, not both")
-        short = next((group for group in self.groups if len(group) < 2), None)
-        if short is not None:
-            raise ConfigError(f"groups: {short!r} has fewer than two members; there is nothing to share")
+        for name in [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"groups: {name!r} is named twice; a tensor is in one group or specific, not both")
+        for group in [group for group in self.groups if len(group) < 2]:
+            raise ConfigError(f"groups: {group!r} has fewer than two members; there is nothing to share")
 
     @property
     def grouped(self) -> tuple[str, ...]:
@@ -46,9 +44,8 @@ class Grouping:
 
     def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Raise ConfigError unless every tensor named is one of `parameters`, and members of a group have one shape."""
-        for name in (*self.grouped, *self.specific):
-            if name not in parameters:
-                raise ConfigError(f"groups: {name!r} is no trainable compressed tensor of this model")
+        for name in [name for name in (*self.grouped, *self.specific) if name not in parameters]:
+            raise ConfigError(f"groups: {name!r} is no trainable compressed tensor of this model")
         for group in self.groups:
             shapes = {name: tuple(parameters[name].shape) for name in group}
             if len(set(shapes.values())) > 1:
@@ -73,19 +70,14 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
             raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
         if getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
             raise ConfigError(f"model: {name!r} has grad_dtype {parameter.grad_dtype}; set it to {parameter.dtype}")
-    if dense is not None and (isinstance(dense, str) or not isinstance(dense, Iterable)):
-        raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
-    patterns = _patterns(dense, model)
+    is_list = dense is None or (isinstance(dense, Iterable) and not isinstance(dense, str))
+    check("dense", dense, is_list, "a list of patterns of names, such as ['head.*']")
+    patterns = tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
     names = [name for name, _ in model.named_parameters()]
-    unknown = [one for one in patterns if dense is not None and not any(fnmatchcase(name, one) for name in names)]
-    if unknown:
-        raise ConfigError(f"dense: {unknown[0]!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
-    sent = {name: one for name, one in trained.items() if not is_small(one)}
-    return {name: one for name, one in sent.items() if not any(fnmatchcase(name, p) for p in patterns)}
-
-
-def _patterns(dense: Iterable[str] | None, model: nn.Module) -> tuple[str, ...]:
-    return tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
+    for pattern in [one for one in patterns if dense is not None and not fnmatch.filter(names, one)]:
+        raise ConfigError(f"dense: {pattern!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
+    are_dense = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    return {name: one for name, one in trained.items() if not is_small(one) and name not in are_dense}
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
@@ -167,9 +159,8 @@ def match_groups(patterns: Mapping[str, Any], parameters: Mapping[str, Tensor]) 
 
     Raises ConfigError for another form, and for a pattern that nothing matches.
     """
-    unknown = sorted(set(patterns) - {"groups", "specific"})
-    if unknown:
-        raise ConfigError(f"groups: key {unknown[0]!r} is not known; give {FORM}")
+    for key in sorted(patterns.keys() - {"groups", "specific"}):
+        raise ConfigError(f"groups: key {key!r} is not known; give {FORM}")
     groups: list[tuple[str, ...]] = []
     for entry in _listed(patterns.get("groups", [])):
         groups += cut(_matches([entry], parameters)) if isinstance(entry, str) else [tuple(_matches(entry, parameters))]
@@ -186,10 +177,10 @@ def _listed(patterns: Any) -> Iterable[Any]:
 
 def _matches(patterns: Any, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the names that a pattern matches, in the order of `parameters`, each once."""
-    for pattern in _listed(patterns):
-        if not any(fnmatchcase(name, pattern) for name in parameters):
-            raise ConfigError(f"groups: no compressed tensor of the model matches {pattern!r}")
-    return [name for name in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    found = {pattern: fnmatch.filter(parameters, pattern) for pattern in _listed(patterns)}
+    for pattern in [pattern for pattern, names in found.items() if not names]:
+        raise ConfigError(f"groups: no compressed tensor of the model matches {pattern!r}")
+    return [name for name in parameters if any(name in names for names in found.values())]
 
 
 # --- Which layers to send without compression: AD-Topk's partial sparsification. Ming et al., "Enabling efficient
@@ -223,7 +214,7 @@ def partial_selection(model: nn.Module, density: float, dense: Iterable[str] | N
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
     """
     check_share("density", density)
-    given = _patterns(dense, model)
+    given = tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
     sizes = {name: one.numel() for name, one in compressible(model, None if dense is None else given).items()}
     whole = sum(sizes.values())
     up_to = {limit: sum(size for size in sizes.values() if size <= limit) for limit in sizes.values()}
