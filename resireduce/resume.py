@@ -56,10 +56,9 @@ def check_state(held: State, state: State) -> None:
     """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
     common = sorted(held.keys() & state.keys())
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
-    wrong = wrong or [name for name in common if _kind(held[name]) != _kind(state[name])]
-    if wrong:
+    for name in wrong or [name for name in common if _kind(held[name]) != _kind(state[name])]:
         raise ConfigError(
-            f"residual state: {wrong[0]!r} does not fit this model, scheme, compressor and residual_dtype; load what "
+            f"residual state: {name!r} does not fit this model, scheme, compressor and residual_dtype; load what "
             "they saved"
         )
     for name in common:
@@ -69,9 +68,8 @@ def check_state(held: State, state: State) -> None:
                 f"({MADE_BY}), a group had other members ({MEMBERS}), or elements were drawn on another type of device "
                 f"({PLACES}); load it with what it was saved with, or call start_at(...) to go on without it"
             )
-    bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
-    if bad is not None:
-        raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
+    for name in (name for name, tensor in state.items() if not _is_sound(tensor)):
+        raise ConfigError(f"residual state: {name!r} holds NaN, infinity or a number that cannot be; load another")
 
 
 def _is_of_origin(name: str) -> bool:
@@ -88,9 +86,8 @@ def _is_sound(tensor: Tensor) -> bool:
         # Of 8 bits there are no sums. Nothing as large as the tensor is made: memory may be short.
         parts = (one.float() for one in tensor.flatten().split(PART)) if tensor.element_size() == 1 else [tensor]
         return all(map(is_finite, parts))
-    if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
-        return False
-    return tensor.dtype == torch.int8 or not bool((tensor < 0).any())
+    are_ascending = tensor.dtype != torch.int32 or bool((tensor.diff() > 0).all())  # numbers of rows and columns
+    return are_ascending and (tensor.dtype == torch.int8 or not bool((tensor < 0).any()))
 
 
 def _place_of(state: State) -> dict[str, int]:
