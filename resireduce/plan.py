@@ -82,8 +82,7 @@ def plan(
     """
     given = _settings(settings, world_size, ranks_per_node)
     inputs = getattr(build, "inputs", None) if inputs is None else inputs
-    asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
-    check_batch(batch, inputs, **asked)
+    most = check_batch(batch, inputs, checkpoint, loss_chunk, memory)
     model, arguments = build_on_meta(build), dict(optimizer_args or {})
     # From the third on, passes find what the second has found.
     given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
@@ -117,7 +116,8 @@ def plan(
     if itemised:
         result["items"] = items
     if batch is not None:
-        result |= plan_batch(model, optimizer, arguments, given, batch, inputs, progress, **asked)  # type: ignore[arg-type]
+        what = model, optimizer, arguments, given, batch, inputs, progress, checkpoint, loss_chunk, most
+        result |= plan_batch(*what)  # type: ignore[arg-type]
     return result
 
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from resireduce import private
 from resireduce.api import distribute
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, check_count, short
+from resireduce.errors import ConfigError, check, check_count, short
 from resireduce.planning import sums
 from resireduce.planning.memory import LiveBytes, held_items
 from resireduce.planning.models import Maker, Ones, make_optimizer, without_storage
@@ -76,7 +76,6 @@ class OnGpu(TorchFunctionMode):
         self._head, self._rows = head, loss_chunk
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace the operation, or run it as it is."""
         if func is cross_entropy and self._rows is not None:
             return self._in_chunks(*args, **(kwargs or {}))
         on_gpu = {scaled_dot_product_attention: _attention, dropout: _dropout}.get(func, func)
@@ -253,27 +252,6 @@ class Held:
     earlier: int = 0
 
 
-def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -> Held:
-    """Return the bytes that `optimizer`, which has taken a first step, and its library hold in a step in which the
-    backward pass hands over gradients in the `order` of these parameters."""
-    optimizer.zero_grad()
-    states = held_items(optimizer)
-    alive = count(tensor for _, tensor in states)
-    held = Held(sums([item for item, _ in states]), alive.current_bytes, {}, 0, not optimizer.streamed)
-    with alive:
-        for _ in range(optimizer.backward_passes_per_step):
-            held.earlier = alive.current_bytes - held.start
-            for parameter in order:
-                alive.since()
-                before = alive.current_bytes
-                Made.apply(parameter).backward()
-                held.beside[parameter] = alive.since() - before, alive.current_bytes - before
-        before = alive.current_bytes
-        optimizer.step()
-        held.update = alive.since() - before
-    return held
-
-
 def distribute_quietly(model: nn.Module, wrapped: torch.optim.Optimizer, given: Settings) -> DistributedOptimizer:
     """Distribute `wrapped`, of `model`, as `given`, over ranks that are pretended, of whose nodes nothing is said."""
     with warnings.catch_warnings():
@@ -282,16 +260,35 @@ def distribute_quietly(model: nn.Module, wrapped: torch.optim.Optimizer, given: 
 
 
 def hold(
-    model: nn.Module, given: Settings, order: Sequence[nn.Parameter], optimizer: str | Maker, arguments: dict[str, Any]
+    model: nn.Module, order: Sequence[nn.Parameter], given: Settings, optimizer: str | Maker, arguments: dict[str, Any]
 ) -> list[Held]:
-    """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step."""
+    """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, whose
+    backward passes hand over gradients in the `order` of these parameters."""
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
+    found = []
     with without_storage(on_gpu=True), distribute_quietly(model, wrapped, given) as distributed:
         for one in [*dict.fromkeys((*order, *trained))] * distributed.backward_passes_per_step:
             one.sum().backward()  # those that the loss does not depend on, too: states are held of all
         distributed.step()
-        return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
+        for _ in range(distributed.feedback.compressor.turns):
+            distributed.zero_grad()
+            states = held_items(distributed)
+            alive = count(tensor for _, tensor in states)
+            held = Held(sums([item for item, _ in states]), alive.current_bytes, {}, 0, not distributed.streamed)
+            with alive:
+                for _ in range(distributed.backward_passes_per_step):
+                    held.earlier = alive.current_bytes - held.start
+                    for parameter in order:
+                        alive.since()
+                        before = alive.current_bytes
+                        Made.apply(parameter).backward()
+                        held.beside[parameter] = alive.since() - before, alive.current_bytes - before
+                before = alive.current_bytes
+                distributed.step()
+                held.update = alive.since() - before
+            found.append(held)
+    return found
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
@@ -351,35 +348,28 @@ TRIES = 8
 """Batches after which those that are left are halved."""
 
 
-def as_bytes(memory: object) -> int:
-    """Return the bytes that `memory` says: a number of them, or a text such as "24GB" or "80GiB".
+def check_batch(batch: Any, inputs: object, checkpoint: bool, loss_chunk: object, memory: object) -> int | None:
+    """Return the bytes of `memory`, a number of them or a text such as "24GB" or "80GiB"; None without it.
 
-    Raises ConfigError for anything else.
-    """
-    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", str(memory))
-    if parts is None or not float(parts[1]):
-        raise ConfigError(
-            f"memory: {short(memory)} is not allowed; give a number of bytes, or one with a unit of KB, MB, GB, TB, "
-            "KiB, MiB, GiB, TiB, such as 24GB"
-        )
-    return int(float(parts[1]) * (1024 if parts[3] else 1000) ** " KMGT".index(parts[2] or " "))
-
-
-def check_batch(batch: Any, inputs: object, **asked: Any) -> None:
-    """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
-
-    asked: checkpoint, loss_chunk and memory.
+    Raises ConfigError if the fullest moment cannot be planned as `resireduce.plan`, whose arguments these are, was
+    asked to.
     """
     if batch is None:
+        asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
         for name in [name for name, value in asked.items() if value]:
             raise ConfigError(f"{name}: {asked[name]!r} means nothing without a batch; give batch, its samples, too")
-        return
+        return None
     check_count("batch", batch, least=1, of="samples")
-    check_count("loss_chunk", asked["loss_chunk"], least=1, of="rows", or_none=True)
+    check_count("loss_chunk", loss_chunk, least=1, of="rows", or_none=True)
     if not callable(inputs):
         raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
-    if asked["memory"] is not None:
-        as_bytes(asked["memory"])
+    if memory is None:
+        return None
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", str(memory))
+    number = float(parts[1]) * (1024 if parts[3] else 1000) ** " KMGT".index(parts[2] or " ") if parts else 0
+    units = "a number of bytes, or one with a unit of KB, MB, GB, TB, KiB, MiB, GiB, TiB, such as 24GB"
+    check("memory", memory, number > 0, units)
+    return int(number)
 
 
 def plan_batch(
@@ -392,9 +382,9 @@ def plan_batch(
     progress: Callable[[str], object],
     checkpoint: bool,
     loss_chunk: int | None,
-    memory: object,
+    memory: int | None,
 ) -> dict[str, Any]:
-    """Return the fullest moment, what other choices would hold then, and with a `memory` what fits into it.
+    """Return the fullest moment, what other choices would hold then, and what fits into a `memory` of so many bytes.
 
     `model` is without storage; the others are as `resireduce.plan` was given them.
     """
@@ -403,33 +393,31 @@ def plan_batch(
         progress(f"the model's own step{what}")
         return trace_passes(model, inputs, size, checkpointed, chunk)
 
-    def row(kind: str, held: list[Held]) -> dict[str, Any]:
-        peaks = {way: most_of(one, held)["fullest_bytes"] for way, one in ways.items()}
-        return {"choice": kind} | {f"{way}fullest_bytes": peak for way, peak in peaks.items()}
-
     passes = trace(f" with a batch of {batch}", batch, checkpoint, loss_chunk)
     order = [parameter for parameter, _, _ in passes.handed]
     ways = {"": passes}
     with suppress(ConfigError):  # the model has no blocks, or does not say which layer makes logits
         for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
             ways[way] = trace(f", {way.strip('_').replace('_', ' and ')}", batch, True, chunk)
-    progress("as asked")
-    asked = hold(model, given, order, optimizer, arguments)
-    rows = [row("as asked", asked)]
-    for kind, settings, other, of_other in choices(given, optimizer, arguments):
+    held: dict[str, list[Held]] = {}
+    for kind, *choice in ("as asked", given, optimizer, arguments), *choices(given, optimizer, arguments):
         progress(kind)
         with suppress(ConfigError):  # what was asked for does not go together with it
-            rows.append(row(kind, hold(model, settings, order, other, of_other)))
+            held[kind] = hold(model, order, *choice)
+    rows = [
+        {"choice": kind} | {f"{way}fullest_bytes": most_of(one, steps)["fullest_bytes"] for way, one in ways.items()}
+        for kind, steps in held.items()
+    ]
+    asked = held["as asked"]
     result = most_of(passes, asked) | {"choices": rows}
     if memory is not None:
-        most = as_bytes(memory)
 
         def fullest_of(size: int) -> int:
             one = trace(f" with a batch of {size}", size, checkpoint, loss_chunk)
             return int(most_of(one, asked)["fullest_bytes"])
 
-        result |= {"memory_bytes": most, "fits": result["fullest_bytes"] <= most}
-        result["largest_batch"] = largest_batch(fullest_of, batch, result["fullest_bytes"], most)
+        result |= {"memory_bytes": memory, "fits": result["fullest_bytes"] <= memory}
+        result["largest_batch"] = largest_batch(fullest_of, batch, result["fullest_bytes"], memory)
     return result
 
 

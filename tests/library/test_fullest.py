@@ -74,7 +74,7 @@ def whole(options: dict[str, Any], batch: int, optimizer: str = "adamw", **of_op
     passes = trace_passes(model, inputs, batch)
     order = [one for one, _, _ in passes.handed]
     given = Settings(backend=PretendCommunicator(2), **options)
-    return most_of(passes, hold(model, given, order, optimizer, of_optimizer))
+    return most_of(passes, hold(model, order, given, optimizer, of_optimizer))
 
 
 CASES = sorted(json.loads(RECORD.read_text())["cases"], key=lambda case: str(case["name"]))
@@ -102,7 +102,7 @@ def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(model: str) 
         def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return make_optimizer(recipe, nn.ParameterList(parameters))
 
-        planned = most_of(passes, hold(module, given, order, make, {}))["fullest_bytes"]
+        planned = most_of(passes, hold(module, order, given, make, {}))["fullest_bytes"]
         for rank in case["ranks"]:
             held = {rung["name"]: rung["bytes"] for rung in rank["memory"]["ladder"]}["peak_allocated"]
             compared += 1
