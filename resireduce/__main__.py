@@ -27,8 +27,6 @@ SHOWN = "(default: %(default)s)"
 SILENT_SECONDS = 5
 """How long a plan says nothing of its progress."""
 
-# --- What can be asked ---
-
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""

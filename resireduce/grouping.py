@@ -170,8 +170,7 @@ def match_groups(patterns: Mapping[str, Any], parameters: Mapping[str, Tensor]) 
 
 
 def _listed(patterns: Any) -> Iterable[Any]:
-    if not isinstance(patterns, list | tuple):
-        raise ConfigError(f"groups: {patterns!r} is no list of patterns; give {FORM}")
+    check("groups", patterns, isinstance(patterns, list | tuple), f"lists of patterns, such as {FORM}")
     return patterns
 
 

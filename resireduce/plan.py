@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from resireduce.api import distribute
 from resireduce.comm.local import PretendCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, check_count, choose, is_count
+from resireduce.errors import ConfigError, check, check_count, choose, is_count
 from resireduce.merging.rules import TIMED
 from resireduce.planning import sums
-from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
+from resireduce.planning.fullest import Inputs, check_batch, plan_batch
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
 from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
 from resireduce.scheme import HIERARCHIES
@@ -87,7 +88,7 @@ def plan(
     # From the third on, passes find what the second has found.
     given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
     wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
-    with distribute_quietly(model, wrapped, given) as distributed:
+    with distribute(model, wrapped, **vars(given)) as distributed:
         waits = distributed.streamed and not distributed.updates_in_backward
         waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
         with without_storage():
@@ -134,14 +135,10 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
             "of names that optimizer.messages had then"
         )
     if choose("hierarchy", given.hierarchy, HIERARCHIES) == "flat":
-        if ranks_per_node is not None:
-            raise ConfigError(f"ranks_per_node: {ranks_per_node!r} means nothing to a flat hierarchy; give 'node'")
+        check("ranks_per_node", ranks_per_node, ranks_per_node is None, "hierarchy='node' with it")
         return given
-    if not is_count(ranks_per_node) or not ranks_per_node or world_size % ranks_per_node:
-        raise ConfigError(
-            f"ranks_per_node: {ranks_per_node!r} is not allowed with hierarchy='node' and {world_size} ranks; give a "
-            "divisor of their number"
-        )
+    is_divisor = is_count(ranks_per_node) and ranks_per_node > 0 and world_size % ranks_per_node == 0
+    check("ranks_per_node", ranks_per_node, is_divisor, f"with hierarchy='node' a divisor of {world_size}, all ranks")
     firsts = range(0, world_size, ranks_per_node)
     return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
 

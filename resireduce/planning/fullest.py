@@ -6,7 +6,6 @@ order. Neither depends on the other, so that a few of each tell what many choice
 """
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from resireduce import private
 from resireduce.api import distribute
-from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, check, check_count, short
+from resireduce.errors import ConfigError, check, check_count
 from resireduce.planning import sums
 from resireduce.planning.memory import LiveBytes, held_items
 from resireduce.planning.models import Maker, Ones, make_optimizer, without_storage
@@ -161,17 +159,11 @@ def trace_passes(
     checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
     """
     blocks = blocks_of(model) if checkpointed else []
-    if checkpointed and not blocks:
-        raise ConfigError(
-            f"checkpoint: the {type(model).__name__} has no nn.ModuleList or nn.Sequential of equal blocks, between "
-            "which activations could be kept; leave it out"
-        )
+    lists = "it for a model with an nn.ModuleList or nn.Sequential of equal blocks, between which activations are kept"
+    check("checkpoint", checkpointed, not checkpointed or bool(blocks), lists)
     head: Any = getattr(model, "get_output_embeddings", lambda: None)() if loss_chunk is not None else None
-    if loss_chunk is not None and head is None:
-        raise ConfigError(
-            f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
-            "logits, as language models of transformers have it; leave the option out"
-        )
+    tells = "it for a model with get_output_embeddings(), the layer that makes logits, as transformers' language models"
+    check("loss_chunk", loss_chunk, loss_chunk is None or head is not None, tells)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
     alive = count(others)
@@ -252,13 +244,6 @@ class Held:
     earlier: int = 0
 
 
-def distribute_quietly(model: nn.Module, wrapped: torch.optim.Optimizer, given: Settings) -> DistributedOptimizer:
-    """Distribute `wrapped`, of `model`, as `given`, over ranks that are pretended, of whose nodes nothing is said."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="hierarchy: ")
-        return distribute(model, wrapped, **vars(given))
-
-
 def hold(
     model: nn.Module, order: Sequence[nn.Parameter], given: Settings, optimizer: str | Maker, arguments: dict[str, Any]
 ) -> list[Held]:
@@ -267,7 +252,7 @@ def hold(
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
     found = []
-    with without_storage(on_gpu=True), distribute_quietly(model, wrapped, given) as distributed:
+    with without_storage(on_gpu=True), distribute(model, wrapped, **vars(given)) as distributed:
         for one in [*dict.fromkeys((*order, *trained))] * distributed.backward_passes_per_step:
             one.sum().backward()  # those that the loss does not depend on, too: states are held of all
         distributed.step()
@@ -355,14 +340,12 @@ def check_batch(batch: Any, inputs: object, checkpoint: bool, loss_chunk: object
     asked to.
     """
     if batch is None:
-        asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
-        for name in [name for name, value in asked.items() if value]:
-            raise ConfigError(f"{name}: {asked[name]!r} means nothing without a batch; give batch, its samples, too")
+        for name, value in {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}.items():
+            check(name, value, not value, "batch, the samples of a step, with it")
         return None
     check_count("batch", batch, least=1, of="samples")
     check_count("loss_chunk", loss_chunk, least=1, of="rows", or_none=True)
-    if not callable(inputs):
-        raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
+    check("inputs", inputs, callable(inputs), "module:callable of the model and a batch size, which returns the loss")
     if memory is None:
         return None
     parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", str(memory))

@@ -207,16 +207,16 @@ PLAIN: dict[str, Any] = {"build": partial(nn.Sequential, nn.Linear(128, 9)), "ba
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"memory": "24GB"}, "memory: '24GB' means nothing without a batch"),
-        ({"checkpoint": True}, "checkpoint: True means nothing without a batch"),
+        ({"memory": "24GB"}, "memory: '24GB' is not allowed; give batch, the samples of a step, with it"),
+        ({"checkpoint": True}, "checkpoint: True is not allowed; give batch"),
         ({"batch": 0}, "batch: 0 is not allowed; give a number of samples, 1 or more"),
-        ({"batch": 2, "inputs": None}, "inputs: None is not allowed: the model is known without inputs; give module:"),
+        ({"batch": 2, "inputs": None}, "inputs: None is not allowed; give module:callable"),
         ({"batch": 2, "memory": "24 bananas"}, "memory: '24 bananas' is not allowed; give a number of bytes"),
         ({"batch": 2, "loss_chunk": 0}, "loss_chunk: 0 is not allowed; give a number of rows, 1 or more"),
         ({"batch": 2, "inputs": nothing_of_the_model}, "inputs: it returns a tensor of shape (2,), no scalar"),
         ({"batch": 2, "inputs": wrong_width}, "inputs: no loss with a batch of 2 on the meta device: RuntimeError: "),
-        (PLAIN | {"checkpoint": True}, "checkpoint: the Sequential has no nn.ModuleList or nn.Sequential of equal bl"),
-        (PLAIN | {"loss_chunk": 64}, "loss_chunk: the Sequential has no get_output_embeddings()"),
+        (PLAIN | {"checkpoint": True}, "checkpoint: True is not allowed; give it for a model with an nn.ModuleList or"),
+        (PLAIN | {"loss_chunk": 64}, "loss_chunk: 64 is not allowed; give it for a model with get_output_embeddings()"),
     ],
     ids=lambda one: one[:40] if isinstance(one, str) else "",
 )

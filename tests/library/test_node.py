@@ -354,10 +354,10 @@ def test_plan_must_be_told_how_many_ranks_share_a_node() -> None:
     for options, message in (
         (
             {"hierarchy": "node"},
-            "ranks_per_node: None is not allowed with hierarchy='node' and 8 ranks; give a divisor",
+            "ranks_per_node: None is not allowed; give with hierarchy='node' a divisor of 8",
         ),
         ({"hierarchy": "node", "ranks_per_node": 3}, "ranks_per_node: 3 is not allowed"),
-        ({"ranks_per_node": 4}, "ranks_per_node: 4 means nothing to a flat hierarchy"),
+        ({"ranks_per_node": 4}, "ranks_per_node: 4 is not allowed; give hierarchy='node' with it"),
         ({"hierarchy": "rack"}, "hierarchy: 'rack' is not known"),
     ):
         with pytest.raises(ConfigError, match=message):
