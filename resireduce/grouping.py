@@ -112,26 +112,20 @@ def _runs(
     types = [type(child) for _, child in children]
     # Names as the model has them: wrappers for activation checkpointing report names without their own part.
     relative = dict.fromkeys(name for _, child in children for name, _ in nn.Module.named_parameters(child))
-    runs: list[list[tuple[int, str]]] = []
+    runs: list[list[str]] = []
     for suffix in relative:
-        run: list[tuple[int, str]] = []
+        run: list[str] = []
+        last, between = 0, list[type]()
         for position, (key, _) in enumerate(children):
-            name = f"{prefix}{key}.{suffix}"
+            name, own, gap = f"{prefix}{key}.{suffix}", types[position], types[last + 1 : position]
             if name in parameters and name not in taken:
-                if not run or not _continues(run, position, name, parameters, types):
+                are_equal = run and parameters[name].shape == parameters[run[-1]].shape and own is types[last]
+                are_apart = own in gap or any(kind.__module__ == nn.MaxPool2d.__module__ for kind in gap)
+                if not are_equal or are_apart or (len(run) > 1 and gap != between):
                     runs.append(run := [])
-                run.append((position, name))
-    return [[name for _, name in run] for run in runs if len(run) > 1]
-
-
-def _continues(
-    run: list[tuple[int, str]], position: int, name: str, parameters: Mapping[str, nn.Parameter], types: list[type]
-) -> bool:
-    last, last_name = run[-1]
-    gap = types[last + 1 : position]
-    are_equal = parameters[name].shape == parameters[last_name].shape and types[position] is types[last]
-    are_apart = types[last] in gap or any(kind.__module__ == nn.MaxPool2d.__module__ for kind in gap)
-    return are_equal and not are_apart and (len(run) == 1 or gap == types[run[-2][0] + 1 : last])
+                run.append(name)
+                last, between = position, gap
+    return [run for run in runs if len(run) > 1]
 
 
 def cut(run: list[str]) -> list[tuple[str, ...]]:
