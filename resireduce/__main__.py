@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resireduce.errors import ConfigError, UsageError, check, in_one_line
 from resireduce.planning import Item
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load_given
 from resireduce.settings import Settings
-
-if TYPE_CHECKING:
-    from torch import nn
 
 DEFAULTS = Settings()
 SEVERAL: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
@@ -150,7 +147,7 @@ def item_line(item: Item) -> str:
 # --- The two commands ---
 
 
-def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
+def _builder(args: argparse.Namespace) -> Callable[[], Any]:
     """Return what builds the model that the command line names, with the arguments that it gives."""
     from resireduce.planning.models import find_builder, is_config_file
 

@@ -150,20 +150,19 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     There it adds the two up in a third tensor. A layer with a bias makes both of its gradients at once, and hands over
     that of the bias first. What is added to the gradient of an earlier pass lives until the sum has been taken.
     """
-    places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     weights = _weights_of_biases(model)
-    slots = {id(slot.parameter): slot for slot in optimizer.slots}
+    slots = {slot.parameter: slot for slot in optimizer.slots}
     trainable = [p for p in model.parameters() if p.requires_grad]
     for number in range(optimizer.backward_passes_per_step):
-        waiting = {id(p): torch.empty_like(p) for p in trainable if places[id(p)] > 1}
+        waiting = {p: torch.empty_like(p) for p in trainable if places[p] > 1}
         for parameter in reversed(trainable):
-            if (weight := weights.get(id(parameter))) is not None and places[id(weight)] == places[id(parameter)] == 1:
-                waiting[id(weight)] = torch.empty_like(weight)
-            waited = waiting.pop(id(parameter), None)
-            if waited is not None and places[id(parameter)] > 1:
-                torch.add(waited, torch.empty_like(waited))
-            del waited
-            slot = slots.get(id(parameter))
+            if (weight := weights.get(parameter)) is not None and places[weight] == places[parameter] == 1:
+                waiting[weight] = torch.empty_like(weight)
+            if places[parameter] > 1:
+                torch.add(waiting[parameter], torch.empty_like(parameter))
+            waiting.pop(parameter, None)
+            slot = slots.get(parameter)
             has_more = number and slot is not None and not slot.is_guarded and parameter.grad is not None
             added = torch.empty_like(parameter) if has_more else None
             parameter.sum().backward()
@@ -171,13 +170,13 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     optimizer.step()
 
 
-def _weights_of_biases(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the trained weight before each bias in a layer, by the bias's `id`: names tell, as in_proj_weight does."""
+def _weights_of_biases(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """Return the trained weight before each bias in a layer, by the bias: names tell, as in_proj_weight does."""
     found = {}
     for layer in model.modules():
         before: dict[str, nn.Parameter] = {}
         for name, one in layer.named_parameters(recurse=False):
             if (weight := before.get(name.replace("bias", "weight"))) is not None and weight.requires_grad:
-                found[id(one)] = weight
+                found[one] = weight
             before[name] = one
     return found

@@ -121,10 +121,8 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
     """Return the tensors that `itemise_states` lists, by kind of model state."""
-    held: dict[str, list[Tensor]] = {state: [] for state in STATES}
-    for item, tensor in held_items(optimizer):
-        held[item.state].append(tensor)
-    return held
+    items = held_items(optimizer)
+    return {state: [tensor for item, tensor in items if item.state == state] for state in STATES}
 
 
 # --- What is alive at the fullest moment ---
