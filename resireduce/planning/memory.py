@@ -48,17 +48,15 @@ def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) 
         if parameter.grad is not None:
             add("gradients", names[parameter], "", parameter.grad)
     on_host = {*map(id, feedback.residual.host_tensors())}
-    for key, tensor in feedback.residual.tensors().items():  # "kind.name" or "kind.name.part", and names have dots
+    kept = feedback.residual.tensors() | feedback.states.tensors()
+    for key, tensor in kept.items():  # "kind.name" or "kind.name.part", and names have dots
         kind, _, rest = key.partition(".")
         found_in = [slot.name for slot in optimizer.slots if f"{rest}.".startswith(f"{slot.name}.")]
         name = max(found_in, key=len, default=rest)
         if id(tensor) not in on_host:
-            stored = feedback.residual.of(name)._stored
+            stored = {} if kind == "compressor" else feedback.residual.of(name)._stored
             members = tuple(one for one, read in stored.items() if read is stored.get(name))
             add("residuals", name, kind + rest.removeprefix(name), tensor, members if len(members) > 1 else ())
-    for name, state in feedback.states.held.items():
-        for key, tensor in state.items():
-            add("residuals", name, f"compressor.{key}", tensor)
     for parameter in dict.fromkeys([*parameters, *optimizer.state]):
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
