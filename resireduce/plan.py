@@ -12,12 +12,11 @@ from resireduce.api import distribute
 from resireduce.comm.local import PretendCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, check, check_count, choose, is_count
-from resireduce.merging.rules import TIMED
 from resireduce.planning import sums
 from resireduce.planning.fullest import Inputs, check_batch, plan_batch
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
 from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
-from resireduce.scheme import HIERARCHIES
+from resireduce.scheme import HIERARCHIES, MERGES
 from resireduce.settings import Settings
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
@@ -129,16 +128,13 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     given = Settings(**settings, backend=PretendCommunicator(world_size))
     check_count("backward_passes_per_step", given.backward_passes_per_step, 1, "passes")
-    if isinstance(given.merge, str) and given.merge in TIMED:
-        raise ConfigError(
-            f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
-            "of names that optimizer.messages had then"
-        )
+    if given.merge in MERGES[3:]:
+        raise ConfigError(f"merge: {given.merge!r} is not known before training; give optimizer.messages of a run")
     if choose("hierarchy", given.hierarchy, HIERARCHIES) == "flat":
         check("ranks_per_node", ranks_per_node, ranks_per_node is None, "hierarchy='node' with it")
         return given
     is_divisor = is_count(ranks_per_node) and ranks_per_node > 0 and world_size % ranks_per_node == 0
-    check("ranks_per_node", ranks_per_node, is_divisor, f"with hierarchy='node' a divisor of {world_size}, all ranks")
+    check("ranks_per_node", ranks_per_node, is_divisor, f"a divisor of {world_size}, the number of ranks")
     firsts = range(0, world_size, ranks_per_node)
     return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
 

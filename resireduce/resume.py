@@ -57,10 +57,7 @@ def check_state(held: State, state: State) -> None:
     common = sorted(held.keys() & state.keys())
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
     for name in wrong or [name for name in common if _kind(held[name]) != _kind(state[name])]:
-        raise ConfigError(
-            f"residual state: {name!r} does not fit this model, scheme, compressor and residual_dtype; load what "
-            "they saved"
-        )
+        raise ConfigError(f"residual state: {name!r} does not fit this model, scheme, compressor and residual_dtype")
     for name in common:
         if _is_of_origin(name) and not torch.equal(held[name], state[name].cpu()):
             raise ConfigError(

@@ -40,10 +40,7 @@ CHUNKS = 64
 gradients are counted, together: a large batch in small chunks would take hours."""
 anew = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 """Runs a part of the forward pass, and once more in the backward pass."""
-CURE = (
-    "give module:callable, a function of the model and a batch size that returns the loss, such as "
-    "`def inputs(model, batch): return model(torch.zeros(batch, 3, 224, 224)).sum()`"
-)
+CURE = "give module:callable, such as `def inputs(model, batch): return model(torch.zeros(batch, 3, 224, 224)).sum()`"
 """What to do about inputs that cannot be used, for messages."""
 
 
@@ -282,8 +279,7 @@ def fullest(passes: Passes, held: Held) -> dict[str, Any]:
     moments = [(passes.forward + now, "forward", passes.forward, gradients)]
     for parameter, most, rest in passes.handed:
         during, onwards = held.beside.get(parameter, (0, 0))
-        moments.append((most + now, "backward", most, gradients))
-        moments.append((rest + now + during, "backward", rest, gradients))
+        moments += [(most + now, "backward", most, gradients), (rest + now + during, "backward", rest, gradients)]
         now += onwards
         gradients += min(onwards, parameter.nbytes) if held.kept else 0
     moments.append((passes.after + now, "backward", passes.after, gradients))

@@ -34,10 +34,7 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
     for value in unknown:
         choose(f"arg of {path!r}", value, config.to_dict())
     if getattr(config, "quantization_config", None):
-        raise ConfigError(
-            f"model: {path!r} has a quantization_config: how its weights are stored is not planned; "
-            "take it out to plan unquantised weights, or give module:callable that returns the model"
-        )
+        raise ConfigError(f"model: {path!r} has a quantization_config: that is not planned; take it out of the file")
     if not config.architectures:
         return transformers.AutoModel.from_config(config)
     # What AutoModel.from_config calls, too: unlike the class itself, it has the precision that the file names.
@@ -49,10 +46,7 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
 
 GROUP = "resireduce.models"
 """Entry points of this group name dictionaries: model name -> "module:callable"."""
-CURE = (
-    "give a known name, module:callable that returns the model (what it must be given: --arg NAME=VALUE), "
-    "or the file config.json of a Hugging Face model"
-)
+CURE = "give a known name, module:callable that makes the model (of what --arg gives), or a Hugging Face config.json"
 """What to do about a model that cannot be used, for messages."""
 
 

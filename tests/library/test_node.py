@@ -354,7 +354,7 @@ def test_plan_must_be_told_how_many_ranks_share_a_node() -> None:
     for options, message in (
         (
             {"hierarchy": "node"},
-            "ranks_per_node: None is not allowed; give with hierarchy='node' a divisor of 8",
+            "ranks_per_node: None is not allowed; give a divisor of 8, the number of ranks",
         ),
         ({"hierarchy": "node", "ranks_per_node": 3}, "ranks_per_node: 3 is not allowed"),
         ({"ranks_per_node": 4}, "ranks_per_node: 4 is not allowed; give hierarchy='node' with it"),
