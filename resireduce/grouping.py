@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from resireduce.errors import ConfigError, check, check_share
@@ -42,7 +41,7 @@ class Grouping:
         """The members of all groups, by name."""
         return tuple(name for group in self.groups for name in group)
 
-    def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def check(self, parameters: Mapping[str, Tensor]) -> None:
         """Raise ConfigError unless every tensor named is one of `parameters`, and members of a group have one shape."""
         for name in [name for name in (*self.grouped, *self.specific) if name not in parameters]:
             raise ConfigError(f"groups: {name!r} is no trainable compressed tensor of this model")
@@ -52,7 +51,7 @@ class Grouping:
                 raise ConfigError(f"groups: members must have one shape, these have several: {shapes}")
 
 
-def is_small(parameter: torch.Tensor) -> bool:
+def is_small(parameter: Tensor) -> bool:
     """Whether `parameter` is sent dense, without compression and residual: 1-D, or fewer than 10,000 elements."""
     return parameter.dim() < 2 or parameter.numel() < DENSE_BELOW
 
@@ -104,9 +103,7 @@ def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None 
     return Grouping(tuple(groups), (largest,) if is_specific else ())
 
 
-def _runs(
-    prefix: str, container: nn.Module, parameters: Mapping[str, nn.Parameter], taken: set[str]
-) -> list[list[str]]:
+def _runs(prefix: str, container: nn.Module, parameters: Mapping[str, Tensor], taken: set[str]) -> list[list[str]]:
     """Return runs of the container's children, one relative name after the other: the names of their parameters."""
     children = list(container.named_children())
     types = [type(child) for _, child in children]

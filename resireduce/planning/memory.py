@@ -134,12 +134,7 @@ class LiveBytes(private.DispatchMode):
     of its own.
     """
 
-    def __init__(
-        self,
-        counts: Callable[[Tensor], bool],
-        held: Iterable[Tensor] = (),
-        size: Callable[[int], int] = lambda nbytes: nbytes,
-    ):
+    def __init__(self, counts: Callable[[Tensor], bool], held: Iterable[Tensor] = (), size: Callable[[int], int] = int):
         super().__init__()
         self._counts, self._size = counts, size
         self._alive: dict[int, int] = {}
