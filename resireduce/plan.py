@@ -81,8 +81,8 @@ def plan(
             optimizer_states, which are the sums of these.
     """
     given = _settings(settings, world_size, ranks_per_node)
-    inputs = getattr(build, "inputs", None) if inputs is None else inputs
-    most = check_batch(batch, inputs, checkpoint, loss_chunk, memory)
+    chosen: Any = getattr(build, "inputs", None) if inputs is None else inputs
+    most = check_batch(batch, chosen, checkpoint, loss_chunk, memory)
     model, arguments = build_on_meta(build), dict(optimizer_args or {})
     # From the third on, passes find what the second has found.
     given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
@@ -116,8 +116,7 @@ def plan(
     if itemised:
         result["items"] = items
     if batch is not None:
-        what = model, optimizer, arguments, given, batch, inputs, progress, checkpoint, loss_chunk, most
-        result |= plan_batch(*what)  # type: ignore[arg-type]
+        result |= plan_batch(model, optimizer, arguments, given, batch, chosen, progress, checkpoint, loss_chunk, most)
     return result
 
 
