@@ -238,4 +238,4 @@ def test_the_command_says_what_each_choice_holds_and_what_it_is_at(
     assert main([*command, "--memory", "70MiB"]) == 0
     said = capsys.readouterr()
     assert "It does not fit into 70.00 MiB; the largest batch that does is 0" in said.out
-    assert "0 s: the model's own step with a batch of 64\n" in said.err
+    assert " s: the model's own step with a batch of 64\n" in said.err
