@@ -11,23 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from resireduce.errors import ConfigError, UsageError, in_one_line
-from resireduce.planning.item import Item
+from resireduce.errors import ConfigError, UsageError, check, in_one_line
+from resireduce.planning import Item
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES, load_given
 from resireduce.settings import Settings
-
-if TYPE_CHECKING:
-    from torch import nn
 
 DEFAULTS = Settings()
 SEVERAL: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
 SHOWN = "(default: %(default)s)"
 SILENT_SECONDS = 5
 """How long a plan says nothing of its progress."""
-
-# --- What can be asked ---
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,8 +33,7 @@ def parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="bytes of every model state")
     for command in groups, plan:
         add = command.add_argument
-        text = "a known name, module:callable that returns the model, or config.json of a Hugging Face model"
-        add("--model", required=True, help=text)
+        add("--model", required=True, help="a known name, module:callable that makes it, or a Hugging Face config.json")
         add("--arg", **SEVERAL, help="argument of the model, in JSON, e.g. layers=12; may be given repeatedly")
         add("--groups", metavar="FILE", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
         add("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
@@ -47,15 +41,12 @@ def parser() -> argparse.ArgumentParser:
     # Training: the optimizer, compression, residuals and ranks.
     text = f"sgd (with momentum), adamw, second-moment-adamw, adafactor, rmsprop, or module:callable {SHOWN}"
     add("--optimizer", default="sgd", help=text)
-    text = "keyword argument of the optimizer, e.g. lr=0.01; may be given repeatedly"
-    add("--optimizer-arg", dest="optimizer_args", **SEVERAL, help=text)
+    add("--optimizer-arg", dest="optimizer_args", **SEVERAL, help="its argument, e.g. lr=0.01; may be given repeatedly")
     add("--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} {SHOWN}")
     add("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} {SHOWN}")
-    text = f"backward passes accumulated per step {SHOWN}"
-    add("--backward-passes-per-step", metavar="N", default=1, type=int, help=text)
+    add("--backward-passes-per-step", metavar="N", default=1, type=int, help=f"passes added up for a step {SHOWN}")
     add("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} {SHOWN}")
-    text = "option of the scheme, e.g. row_ratio=0.25; may be given repeatedly"
-    add("--option", dest="options", **SEVERAL, help=text)
+    add("--option", dest="options", **SEVERAL, help="one of the scheme's, e.g. phi=0.25; may be given repeatedly")
     add("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
     add("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
     add("--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} {SHOWN}")
@@ -66,8 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} {SHOWN}")
     add("--ranks-per-node", metavar="N", type=int, help="with --hierarchy node: how many ranks share a node")
     # The fullest moment of a step, with activations.
-    text = "samples of a step: also plan its fullest moment on a GPU, with activations"
-    add("--batch", metavar="N", type=int, help=text)
+    add("--batch", metavar="N", type=int, help="samples of a step: plan its fullest moment, with activations, too")
     text = "module:callable of the model and N that returns the loss (default: that of a known model)"
     add("--input", dest="inputs", metavar="CALLABLE", help=text)
     add("--checkpoint", action="store_true", help="compute the repeated blocks anew in the backward pass")
@@ -92,12 +82,11 @@ def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not name.isidentifier() or not equals:
-            raise ConfigError(f"{field}: {text!r} is not allowed; give NAME=VALUE, such as layers=12")
+        check(field, text, name.isidentifier() and bool(equals), "NAME=VALUE, such as layers=12")
         try:
-            found[name] = PYTHONS[value] if value in PYTHONS else json.loads(value)
+            found[name] = json.loads(value)
         except ValueError:
-            found[name] = value
+            found[name] = PYTHONS.get(value, value)
     return found
 
 
@@ -158,7 +147,7 @@ def item_line(item: Item) -> str:
 # --- The two commands ---
 
 
-def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
+def _builder(args: argparse.Namespace) -> Callable[[], Any]:
     """Return what builds the model that the command line names, with the arguments that it gives."""
     from resireduce.planning.models import find_builder, is_config_file
 
@@ -211,17 +200,16 @@ def _groups(args: argparse.Namespace) -> str:
     if args.json:
         kinds = {"groups": grouping.groups, "specific": grouping.specific, "others": others}
         return json.dumps({**kinds, "bytes": sizes, "residual_bytes": held, "saved_bytes": saved}, indent=2)
-    left, whole = sum(sizes[name] for name in others), held["baseline"]
+    whole = held["baseline"]
     lines = [
         f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors",
         *(f"  {sizes[one[0]] / MIB:10,.2f} MiB x {len(one)}  {one[0]} ... {one[-1]}" for one in grouping.groups),
         f"{len(grouping.specific)} specific",
         *(f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific),
-        f"{len(others)} others, {left / MIB:,.2f} MiB, keep a full residual",
+        f"{len(others)} others, {sum(sizes[name] for name in others) / MIB:,.2f} MiB, keep a full residual",
         f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by",
+        *(f"  {n / MIB:10,.2f} MiB {n / max(1, whole):6.1%}  {one}" for one, n in saved.items() if one != "none"),
     ]
-    shares = {scheme: nbytes / max(1, whole) for scheme, nbytes in saved.items() if scheme != "none"}
-    lines += [f"  {saved[scheme] / MIB:10,.2f} MiB {share:6.1%}  {scheme}" for scheme, share in shares.items()]
     return "\n".join(lines)
 
 

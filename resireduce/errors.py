@@ -52,7 +52,7 @@ def in_one_line(error: object) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(error))
 
 
-def short(value: object, most: int = 60) -> str:
+def short(value: object, most: int = LONGEST_VALUE) -> str:
     """Return a value for a message, cut after `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
@@ -66,15 +66,13 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
     texts = str(value)[:LONGEST_VALUE], str(value)[:LONGEST_VALUE].lower()
     close = [found for text in texts for found in difflib.get_close_matches(text, names, n=1)]
     hint = f" (did you mean '{close[0]}'?)" if close else ""
-    raise ConfigError(
-        f"{field}: {short(value, LONGEST_VALUE)} is not known{hint}; allowed: {', '.join(names) or 'none'}"
-    )
+    raise ConfigError(f"{field}: {short(value)} is not known{hint}; allowed: {', '.join(names) or 'none'}")
 
 
 def check(field: str, value: object, is_allowed: bool, wanted: str) -> None:
     """Raise a ConfigError that names `field` and its `value`, and says what is `wanted`, unless it `is_allowed`."""
     if not is_allowed:
-        raise ConfigError(f"{field}: {short(value, LONGEST_VALUE)} is not allowed; give {wanted}")
+        raise ConfigError(f"{field}: {short(value)} is not allowed; give {wanted}")
 
 
 def check_share(field: str, value: object) -> float:

@@ -1,15 +1,14 @@
 """Reusable groups and specific layers, found in a model or named by patterns, and layers to send uncompressed."""
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from resireduce.errors import ConfigError, check_share
+from resireduce.errors import ConfigError, check, check_share
 
 DENSE_BELOW = 10_000
 """Tensors with fewer elements, and all 1-D ones, are sent dense and have no residual, as in the reference code."""
@@ -32,34 +31,27 @@ class Grouping:
 
     def __post_init__(self) -> None:
         names = (*self.grouped, *self.specific)
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"groups: {twice!r} is named twice; a tensor is in one group or specific, not both")
-        short = next((group for group in self.groups if len(group) < 2), None)
-        if short is not None:
-            raise ConfigError(f"groups: {short!r} has fewer than two members; there is nothing to share")
+        for name in [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"groups: {name!r} is named twice; a tensor is in one group or specific, not both")
+        for group in [group for group in self.groups if len(group) < 2]:
+            raise ConfigError(f"groups: {group!r} has fewer than two members; there is nothing to share")
 
     @property
     def grouped(self) -> tuple[str, ...]:
         """The members of all groups, by name."""
         return tuple(name for group in self.groups for name in group)
 
-    def group_of(self, name: str) -> tuple[str, ...]:
-        """Return the members of the group that `name`, which must be in one, is in."""
-        return next(group for group in self.groups if name in group)
-
-    def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def check(self, parameters: Mapping[str, Tensor]) -> None:
         """Raise ConfigError unless every tensor named is one of `parameters`, and members of a group have one shape."""
-        for name in (*self.grouped, *self.specific):
-            if name not in parameters:
-                raise ConfigError(f"groups: {name!r} is no trainable compressed tensor of this model")
+        for name in [name for name in (*self.grouped, *self.specific) if name not in parameters]:
+            raise ConfigError(f"groups: {name!r} is no trainable compressed tensor of this model")
         for group in self.groups:
             shapes = {name: tuple(parameters[name].shape) for name in group}
             if len(set(shapes.values())) > 1:
                 raise ConfigError(f"groups: members must have one shape, these have several: {shapes}")
 
 
-def is_small(parameter: torch.Tensor) -> bool:
+def is_small(parameter: Tensor) -> bool:
     """Whether `parameter` is sent dense, without compression and residual: 1-D, or fewer than 10,000 elements."""
     return parameter.dim() < 2 or parameter.numel() < DENSE_BELOW
 
@@ -77,19 +69,14 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
             raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
         if getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
             raise ConfigError(f"model: {name!r} has grad_dtype {parameter.grad_dtype}; set it to {parameter.dtype}")
-    if dense is not None and (isinstance(dense, str) or not isinstance(dense, Iterable)):
-        raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
-    patterns = _patterns(dense, model)
+    is_list = dense is None or (isinstance(dense, Iterable) and not isinstance(dense, str))
+    check("dense", dense, is_list, "a list of patterns of names, such as ['head.*']")
+    patterns = tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
     names = [name for name, _ in model.named_parameters()]
-    unknown = [one for one in patterns if dense is not None and not any(fnmatchcase(name, one) for name in names)]
-    if unknown:
-        raise ConfigError(f"dense: {unknown[0]!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
-    sent = {name: one for name, one in trained.items() if not is_small(one)}
-    return {name: one for name, one in sent.items() if not any(fnmatchcase(name, p) for p in patterns)}
-
-
-def _patterns(dense: Iterable[str] | None, model: nn.Module) -> tuple[str, ...]:
-    return tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
+    for pattern in [one for one in patterns if dense is not None and not fnmatch.filter(names, one)]:
+        raise ConfigError(f"dense: {pattern!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
+    are_dense = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    return {name: one for name, one in trained.items() if not is_small(one) and name not in are_dense}
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
@@ -116,34 +103,26 @@ def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None 
     return Grouping(tuple(groups), (largest,) if is_specific else ())
 
 
-def _runs(
-    prefix: str, container: nn.Module, parameters: Mapping[str, nn.Parameter], taken: set[str]
-) -> list[list[str]]:
+def _runs(prefix: str, container: nn.Module, parameters: Mapping[str, Tensor], taken: set[str]) -> list[list[str]]:
     """Return runs of the container's children, one relative name after the other: the names of their parameters."""
     children = list(container.named_children())
     types = [type(child) for _, child in children]
     # Names as the model has them: wrappers for activation checkpointing report names without their own part.
     relative = dict.fromkeys(name for _, child in children for name, _ in nn.Module.named_parameters(child))
-    runs: list[list[tuple[int, str]]] = []
+    runs: list[list[str]] = []
     for suffix in relative:
-        run: list[tuple[int, str]] = []
+        run: list[str] = []
+        last, between = 0, list[type]()
         for position, (key, _) in enumerate(children):
-            name = f"{prefix}{key}.{suffix}"
+            name, own, gap = f"{prefix}{key}.{suffix}", types[position], types[last + 1 : position]
             if name in parameters and name not in taken:
-                if not run or not _continues(run, position, name, parameters, types):
+                are_equal = run and parameters[name].shape == parameters[run[-1]].shape and own is types[last]
+                are_apart = own in gap or any(kind.__module__ == nn.MaxPool2d.__module__ for kind in gap)
+                if not are_equal or are_apart or (len(run) > 1 and gap != between):
                     runs.append(run := [])
-                run.append((position, name))
-    return [[name for _, name in run] for run in runs if len(run) > 1]
-
-
-def _continues(
-    run: list[tuple[int, str]], position: int, name: str, parameters: Mapping[str, nn.Parameter], types: list[type]
-) -> bool:
-    last, last_name = run[-1]
-    gap = types[last + 1 : position]
-    are_equal = parameters[name].shape == parameters[last_name].shape and types[position] is types[last]
-    are_apart = types[last] in gap or any(kind.__module__ == nn.MaxPool2d.__module__ for kind in gap)
-    return are_equal and not are_apart and (len(run) == 1 or gap == types[run[-2][0] + 1 : last])
+                run.append(name)
+                last, between = position, gap
+    return [run for run in runs if len(run) > 1]
 
 
 def cut(run: list[str]) -> list[tuple[str, ...]]:
@@ -171,9 +150,8 @@ def match_groups(patterns: Mapping[str, Any], parameters: Mapping[str, Tensor]) 
 
     Raises ConfigError for another form, and for a pattern that nothing matches.
     """
-    unknown = sorted(set(patterns) - {"groups", "specific"})
-    if unknown:
-        raise ConfigError(f"groups: key {unknown[0]!r} is not known; give {FORM}")
+    for key in sorted(patterns.keys() - {"groups", "specific"}):
+        raise ConfigError(f"groups: key {key!r} is not known; give {FORM}")
     groups: list[tuple[str, ...]] = []
     for entry in _listed(patterns.get("groups", [])):
         groups += cut(_matches([entry], parameters)) if isinstance(entry, str) else [tuple(_matches(entry, parameters))]
@@ -183,17 +161,16 @@ def match_groups(patterns: Mapping[str, Any], parameters: Mapping[str, Tensor]) 
 
 
 def _listed(patterns: Any) -> Iterable[Any]:
-    if not isinstance(patterns, list | tuple):
-        raise ConfigError(f"groups: {patterns!r} is no list of patterns; give {FORM}")
+    check("groups", patterns, isinstance(patterns, list | tuple), f"lists of patterns, such as {FORM}")
     return patterns
 
 
 def _matches(patterns: Any, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the names that a pattern matches, in the order of `parameters`, each once."""
-    for pattern in _listed(patterns):
-        if not any(fnmatchcase(name, pattern) for name in parameters):
-            raise ConfigError(f"groups: no compressed tensor of the model matches {pattern!r}")
-    return [name for name in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    found = {pattern: fnmatch.filter(parameters, pattern) for pattern in _listed(patterns)}
+    for pattern in [pattern for pattern, names in found.items() if not names]:
+        raise ConfigError(f"groups: no compressed tensor of the model matches {pattern!r}")
+    return [name for name in parameters if any(name in names for names in found.values())]
 
 
 # --- Which layers to send without compression: AD-Topk's partial sparsification. Ming et al., "Enabling efficient
@@ -227,7 +204,7 @@ def partial_selection(model: nn.Module, density: float, dense: Iterable[str] | N
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
     """
     check_share("density", density)
-    given = _patterns(dense, model)
+    given = tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
     sizes = {name: one.numel() for name, one in compressible(model, None if dense is None else given).items()}
     whole = sum(sizes.values())
     up_to = {limit: sum(size for size in sizes.values() if size <= limit) for limit in sizes.values()}

@@ -67,9 +67,6 @@ def spread(shared: Tensor, block: int, piece: slice) -> Tensor:
     return blocks.repeat_interleave(block)[: piece.stop - piece.start]
 
 
-# --- The number of elements that a share of a tensor is ---
-
-
 @lru_cache(1 << 14)
 def share(ratio: float, size: int) -> int:
     """Return max(1, floor(ratio x size)); a product that is whole but for rounding (0.29 x 100) counts as whole."""

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from resireduce.api import distribute
 from resireduce.comm.local import PretendCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, check_count, choose, is_count
-from resireduce.merging.rules import TIMED
-from resireduce.planning.fullest import Inputs, check_batch, distribute_quietly, plan_batch
-from resireduce.planning.item import sums
+from resireduce.errors import ConfigError, check, check_count, choose, is_count
+from resireduce.planning import sums
+from resireduce.planning.fullest import Inputs, check_batch, plan_batch
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
 from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
-from resireduce.scheme import HIERARCHIES
+from resireduce.scheme import HIERARCHIES, MERGES
 from resireduce.settings import Settings
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
@@ -77,18 +77,17 @@ def plan(
         peak_normalised: peak_states / baseline_total.
         fullest_bytes, fullest_at, fullest_..._bytes, choices: with `batch`, what `resireduce.planning.fullest` says.
         memory_bytes, fits, largest_batch: with `memory`.
-        items: if itemised, every `resireduce.planning.item.Item` of parameters, gradients, residuals and
+        items: if itemised, every `resireduce.planning.Item` of parameters, gradients, residuals and
             optimizer_states, which are the sums of these.
     """
     given = _settings(settings, world_size, ranks_per_node)
-    inputs = getattr(build, "inputs", None) if inputs is None else inputs
-    asked = {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}
-    check_batch(batch, inputs, **asked)
+    chosen: Any = getattr(build, "inputs", None) if inputs is None else inputs
+    most = check_batch(batch, chosen, checkpoint, loss_chunk, memory)
     model, arguments = build_on_meta(build), dict(optimizer_args or {})
     # From the third on, passes find what the second has found.
     given = replace(given, backward_passes_per_step=min(given.backward_passes_per_step, 2))
     wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
-    with distribute_quietly(model, wrapped, given) as distributed:
+    with distribute(model, wrapped, **vars(given)) as distributed:
         waits = distributed.streamed and not distributed.updates_in_backward
         waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
         with without_storage():
@@ -117,7 +116,7 @@ def plan(
     if itemised:
         result["items"] = items
     if batch is not None:
-        result |= plan_batch(model, optimizer, arguments, given, batch, inputs, progress, **asked)  # type: ignore[arg-type]
+        result |= plan_batch(model, optimizer, arguments, given, batch, chosen, progress, checkpoint, loss_chunk, most)
     return result
 
 
@@ -127,20 +126,13 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
     if unknown := settings.keys() - {one.name for one in fields(Settings) if one.name not in UNPLANNED}:
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     given = Settings(**settings, backend=PretendCommunicator(world_size))
-    if isinstance(given.merge, str) and given.merge in TIMED:
-        raise ConfigError(
-            f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
-            "of names that optimizer.messages had then"
-        )
+    if given.merge in MERGES[3:]:
+        raise ConfigError(f"merge: {given.merge!r} is not known before training; give optimizer.messages of a run")
     if choose("hierarchy", given.hierarchy, HIERARCHIES) == "flat":
-        if ranks_per_node is not None:
-            raise ConfigError(f"ranks_per_node: {ranks_per_node!r} means nothing to a flat hierarchy; give 'node'")
+        check("ranks_per_node", ranks_per_node, ranks_per_node is None, "hierarchy='node' with it")
         return given
-    if not is_count(ranks_per_node) or not ranks_per_node or world_size % ranks_per_node:
-        raise ConfigError(
-            f"ranks_per_node: {ranks_per_node!r} is not allowed with hierarchy='node' and {world_size} ranks; give a "
-            "divisor of their number"
-        )
+    is_divisor = is_count(ranks_per_node) and ranks_per_node > 0 and world_size % ranks_per_node == 0
+    check("ranks_per_node", ranks_per_node, is_divisor, f"a divisor of {world_size}, the number of ranks")
     firsts = range(0, world_size, ranks_per_node)
     return replace(given, hierarchy=[[*range(first, first + ranks_per_node)] for first in firsts])
 
@@ -152,20 +144,19 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     There it adds the two up in a third tensor. A layer with a bias makes both of its gradients at once, and hands over
     that of the bias first. What is added to the gradient of an earlier pass lives until the sum has been taken.
     """
-    places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    places = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     weights = _weights_of_biases(model)
-    slots = {id(slot.parameter): slot for slot in optimizer.slots}
+    slots = {slot.parameter: slot for slot in optimizer.slots}
     trainable = [p for p in model.parameters() if p.requires_grad]
     for number in range(optimizer.backward_passes_per_step):
-        waiting = {id(p): torch.empty_like(p) for p in trainable if places[id(p)] > 1}
+        waiting = {p: torch.empty_like(p) for p in trainable if places[p] > 1}
         for parameter in reversed(trainable):
-            if (weight := weights.get(id(parameter))) is not None and places[id(weight)] == places[id(parameter)] == 1:
-                waiting[id(weight)] = torch.empty_like(weight)
-            waited = waiting.pop(id(parameter), None)
-            if waited is not None and places[id(parameter)] > 1:
-                torch.add(waited, torch.empty_like(waited))
-            del waited
-            slot = slots.get(id(parameter))
+            if (weight := weights.get(parameter)) is not None and places[weight] == places[parameter] == 1:
+                waiting[weight] = torch.empty_like(weight)
+            if places[parameter] > 1:
+                torch.add(waiting[parameter], torch.empty_like(parameter))
+            waiting.pop(parameter, None)
+            slot = slots.get(parameter)
             has_more = number and slot is not None and not slot.is_guarded and parameter.grad is not None
             added = torch.empty_like(parameter) if has_more else None
             parameter.sum().backward()
@@ -173,13 +164,13 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     optimizer.step()
 
 
-def _weights_of_biases(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the trained weight before each bias in a layer, by the bias's `id`: names tell, as in_proj_weight does."""
+def _weights_of_biases(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """Return the trained weight before each bias in a layer, by the bias: names tell, as in_proj_weight does."""
     found = {}
     for layer in model.modules():
         before: dict[str, nn.Parameter] = {}
         for name, one in layer.named_parameters(recurse=False):
             if (weight := before.get(name.replace("bias", "weight"))) is not None and weight.requires_grad:
-                found[id(one)] = weight
+                found[one] = weight
             before[name] = one
     return found

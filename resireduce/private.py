@@ -41,12 +41,8 @@ moves_in_place = torch._has_compatible_shallow_copy_type
 """What `Module.to()` asks of a gradient before it moves it, which the guard allows. Without it: leave it out."""
 global_step_hooks = optimizer._global_optimizer_pre_hooks
 """The hooks before the steps of all optimizers, which may look at gradients. Without it: they count as none."""
-copy_each_ = torch._foreach_copy_
-"""Copies one list of tensors to another by few launches. Without it: `copy_` for each."""
-add_each_ = torch._foreach_add_
-"""Adds one list of tensors to another by few launches. Without it: `add_` for each."""
-zero_each_ = torch._foreach_zero_
-"""Fills tensors with zeros by few launches. Without it: `zero_` for each."""
+copy_each_, add_each_, zero_each_ = torch._foreach_copy_, torch._foreach_add_, torch._foreach_zero_
+"""Do to each of a list of tensors what `copy_`, `add_` and `zero_` do to one, by few launches. Without them: these."""
 is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
 """Whether a tensor wraps others, as a quantized weight. Without it: whether it has `__tensor_flatten__`."""
 DispatchMode = _python_dispatch.TorchDispatchMode

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,12 +56,8 @@ def check_state(held: State, state: State) -> None:
     """Raise ConfigError unless `state` has the tensors that `held` has, of the same origin, with finite values."""
     common = sorted(held.keys() & state.keys())
     wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
-    wrong = wrong or [name for name in common if _kind(held[name]) != _kind(state[name])]
-    if wrong:
-        raise ConfigError(
-            f"residual state: {wrong[0]!r} does not fit this model, scheme, compressor and residual_dtype; load what "
-            "they saved"
-        )
+    for name in wrong or [name for name in common if _kind(held[name]) != _kind(state[name])]:
+        raise ConfigError(f"residual state: {name!r} does not fit this model, scheme, compressor and residual_dtype")
     for name in common:
         if _is_of_origin(name) and not torch.equal(held[name], state[name].cpu()):
             raise ConfigError(
@@ -68,9 +65,8 @@ def check_state(held: State, state: State) -> None:
                 f"({MADE_BY}), a group had other members ({MEMBERS}), or elements were drawn on another type of device "
                 f"({PLACES}); load it with what it was saved with, or call start_at(...) to go on without it"
             )
-    bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
-    if bad is not None:
-        raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
+    for name in (name for name, tensor in state.items() if not _is_sound(tensor)):
+        raise ConfigError(f"residual state: {name!r} holds NaN, infinity or a number that cannot be; load another")
 
 
 def _is_of_origin(name: str) -> bool:
@@ -87,9 +83,8 @@ def _is_sound(tensor: Tensor) -> bool:
         # Of 8 bits there are no sums. Nothing as large as the tensor is made: memory may be short.
         parts = (one.float() for one in tensor.flatten().split(PART)) if tensor.element_size() == 1 else [tensor]
         return all(map(is_finite, parts))
-    if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
-        return False
-    return tensor.dtype == torch.int8 or not bool((tensor < 0).any())
+    are_ascending = tensor.dtype != torch.int32 or bool((tensor.diff() > 0).all())  # numbers of rows and columns
+    return are_ascending and (tensor.dtype == torch.int8 or not bool((tensor < 0).any()))
 
 
 def _place_of(state: State) -> dict[str, int]:
@@ -130,17 +125,35 @@ def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
     states = [state for state in states if all(int(state.get(key, -1)) == held.get(key, -1) for key in SHARD)]
     number, count = feedback.communicator.rank, feedback.communicator.world_size
     nodes = _by_node(states)
-    readers = [_reader(optimizer, state) for state in nodes[0]]
+    readers = [feedback.reader(_place_of(state)) for state in nodes[0]]
+    for reader, slot in product(readers, optimizer.slots):
+        reader.register(slot.name, _like(slot, reader))
     levels = len(nodes), len(readers)
     if feedback.compressor.state_of_ranks and levels != (count, feedback.place.get(RANKS_PER_NODE, 1)):
         nodes = [[{**s, **reader.states.tensors()} for reader, s in zip(readers, n, strict=True)] for n in nodes]
     for node in nodes:
         for reader, state in zip(readers, node, strict=True):
             check_state(reader.state_dict(0), state)
-    mine = {i: share for i in range(len(nodes)) if (share := _share(i, number, len(nodes), count))}
-    first = nodes[min(mine)][min(feedback.place.get("place", 0), len(readers) - 1)]
-    check_state(feedback.states.tensors(), {name: first.get(name) for name in feedback.states.tensors()})  # type: ignore[misc]
-    left, velocities = _left_over(optimizer, readers, nodes, mine)
+    mine = [node for i, node in enumerate(nodes) if i % count == number % len(nodes)]
+    heirs = len(range(number % len(nodes), count, len(nodes)))  # of each of these
+    share = count / len(nodes) / heirs
+    first = mine[0][min(feedback.place.get("place", 0), len(readers) - 1)]
+    check_state(feedback.states.tensors(), {name: first[name] for name in feedback.states.tensors() if name in first})
+    left: dict[str, Tensor] = {}
+    velocities: dict[str, Tensor] = {}
+    for node in mine:
+        for reader, state in zip(readers, node, strict=True):
+            reader.place = _place_of(state)
+            reader.load_state_dict(state)
+        for slot in optimizer.slots:
+            name, key = slot.name, f"momentum.{slot.name}"
+            if feedback.keeps_residual(name):
+                zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
+                parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
+                left[name] = _own(slot, parts).mul(share).add_(left.get(name, 0))
+            if feedback.momentum is not None:
+                parts = [state[key].to(slot.parameter.device) for state in node]
+                velocities[key] = _own(slot, parts).mul(share).add_(velocities.get(key, 0))
     step = int(first["steps"])
     for tensor in feedback.residual.tensors().values():
         tensor.zero_()
@@ -170,21 +183,6 @@ def _by_node(states: Sequence[State]) -> list[list[State]]:
     return [ordered[first : first + size] for first in range(0, len(ordered), size)]
 
 
-def _share(source: int, rank: int, sources: int, world_size: int) -> float:
-    """Return the factor by which rank `rank` of `world_size` gets the residual of rank `source` of `sources`."""
-    if source % world_size != rank % sources:
-        return 0.0
-    return world_size / sources / len(range(source % world_size, world_size, sources))  # its heirs
-
-
-def _reader(optimizer: "Resumable", state: State) -> "ErrorFeedback":
-    """Return a pipeline that can load `state`, for the rank that saved it."""
-    reader = optimizer.feedback.reader(_place_of(state))
-    for slot in optimizer.slots:
-        reader.register(slot.name, _like(slot, reader))
-    return reader
-
-
 def _like(slot: "Slot", reader: "ErrorFeedback") -> Tensor:
     """Return an empty tensor like the slice that the rank of `reader` has of the parameter of `slot`."""
     count = reader.place.get(RANKS_PER_NODE, 1)
@@ -192,31 +190,6 @@ def _like(slot: "Slot", reader: "ErrorFeedback") -> Tensor:
         return slot.parameter
     shape = NodeSlices(slot.parameter.shape, count).shape_of(reader.place["place"])
     return slot.parameter.detach().new_zeros(()).expand(shape)
-
-
-def _left_over(
-    optimizer: "Resumable",
-    readers: Sequence["ErrorFeedback"],
-    nodes: Sequence[Sequence[State]],
-    shares: Mapping[int, float],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return this rank's part of residuals, dense, and of velocities, summed over the nodes that it has `shares` of."""
-    left: dict[str, Tensor] = {}
-    velocities: dict[str, Tensor] = {}
-    for source, share in shares.items():
-        for reader, state in zip(readers, nodes[source], strict=True):
-            reader.place = _place_of(state)
-            reader.load_state_dict(state)
-        for slot in optimizer.slots:
-            name, key = slot.name, f"momentum.{slot.name}"
-            if optimizer.feedback.keeps_residual(name):
-                zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
-                parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
-                left[name] = _own(slot, parts).mul(share).add_(left.get(name, 0))
-            if optimizer.feedback.momentum is not None:
-                parts = [state[key].to(slot.parameter.device) for state in nodes[source]]
-                velocities[key] = _own(slot, parts).mul(share).add_(velocities.get(key, 0))
-    return left, velocities
 
 
 def _own(slot: "Slot", parts: Sequence[Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ PRETRAINING = (
 REPORT = (
     "benchmarks/analysis",
     "benchmarks/core",
-    "resireduce/planning/item.py",
+    "resireduce/planning/__init__.py",
     "results/paper",
     "results/reference/tell.json",
     "benchmarks/config/paper.yaml",

@@ -12,7 +12,7 @@ from benchmarks.core.outcome import Measured
 from benchmarks.core.rank_memory import moments_problem, rung_problem
 from benchmarks.core.scheme_options import is_plan
 from resireduce.errors import ConfigError
-from resireduce.planning.item import STATES
+from resireduce.planning import STATES
 
 SCHEMA_VERSION = 2
 OPTIONAL = ("moments", "messages")

@@ -24,9 +24,10 @@ from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.models.example import sample_of
 from benchmarks.training.place import settle_arithmetic
+from resireduce.api import distribute
 from resireduce.plan import plan
 from resireduce.planning import fullest
-from resireduce.planning.fullest import blocks_of, choices, distribute_quietly
+from resireduce.planning.fullest import blocks_of, choices
 from resireduce.scheme import load
 from resireduce.settings import Settings
 
@@ -82,7 +83,7 @@ def held(model: nn.Module, name: str, batch: int, checkpointed: bool, way: Way) 
         for block in blocks_of(model) if checkpointed else ():
             anew = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
             stack.enter_context(patch.object(block, "forward", anew))
-        optimizer = stack.enter_context(distribute_quietly(model, wrapped, given))
+        optimizer = stack.enter_context(distribute(model, wrapped, **vars(given)))
         for _ in range(STEPS):
             if on_gpu:
                 torch.cuda.reset_peak_memory_stats()

@@ -17,23 +17,17 @@ from resireduce.errors import ConfigError, warn
 # --- Which ranks share a node: found from what each rank knows of its machine, or given ---
 
 
-def find_nodes(
-    communicator: Communicator,
-    hierarchy: object,
-    environment: Mapping[str, str] | None = None,
-    host: str | None = None,
-) -> Partition:
+def find_nodes(communicator: Communicator, hierarchy: object) -> Partition:
     """Return the ranks of each node, ascending, nodes in the order of their first ranks; the same on all ranks, which
     call it together.
 
-    hierarchy: "node": ranks with the same node number in one step of Slurm, or otherwise with the same host name, share
-        a node. Or the lists of ranks themselves.
-    environment, host: Slurm's variables, and the name of this machine; None: its own, with Linux's boot id.
+    hierarchy: "node": ranks with the same node number in one step of Slurm, or otherwise with the same host name and
+        Linux's boot id, share a node. Or the lists of ranks themselves.
     """
     if isinstance(hierarchy, list | tuple):
         nodes = _listed(hierarchy, communicator.world_size)
     else:
-        known = _told(communicator, os.environ if environment is None else environment, host)
+        known = _told(communicator)
         is_one_step = len({step for step, _, _ in known}) == 1 and known[0][0]
         said = [node if is_one_step else machine for _, node, machine in known]
         nodes = tuple(tuple(rank for rank, one in enumerate(said) if one == word) for word in dict.fromkeys(said))
@@ -57,14 +51,15 @@ def _listed(given: Sequence[Any], world_size: int) -> Partition:
     return tuple(sorted(tuple(sorted(node)) for node in given))
 
 
-def _told(communicator: Communicator, slurm: Mapping[str, str], host: str | None) -> list[list[str]]:
+def _told(communicator: Communicator) -> list[list[str]]:
     """Return of each rank the step of Slurm of which it is the task of its number (or ""), its node, its machine."""
     # What was started within one task of a step, as by torchrun, has other numbers than the step.
+    slurm = os.environ
     numbers = slurm.get("SLURM_PROCID"), slurm.get("SLURM_STEP_NUM_TASKS")
     is_task = numbers == (str(communicator.rank), str(communicator.world_size))
     step = f"{slurm.get('SLURM_JOB_ID')}.{slurm.get('SLURM_STEP_ID')}" if is_task else ""
     boot = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
-    machine = host or f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
+    machine = f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
     word = bytearray(f"{step}/{slurm.get('SLURM_NODEID', '')}/{machine}".encode())
     mine = torch.frombuffer(word, dtype=torch.uint8).to(communicator.control_device)
     rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()

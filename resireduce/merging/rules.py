@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 
 from resireduce.errors import choose
 
-# --- What a merging rule knows of the gradients of one step, and what its answer means ---
-
-
 Array = NDArray[np.float64]
 Ends = NDArray[np.bool_]
 
@@ -59,9 +56,6 @@ def messages_of(ends: Ends) -> list[range]:
     return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
-# --- The pass over the tensors shared by all rules that decide for each whether it joins the one before ---
-
-
 class Filling(NamedTuple):
     """A message that holds the tensors up to number `place`, and has not been launched; one value for each case."""
 
@@ -93,8 +87,7 @@ def scan(arrivals: Arrivals, joins: Callable[[Filling], Ends]) -> Ends:
     return ends
 
 
-# --- MG-WFBP: Shi et al., "MG-WFBP: efficient data communication for distributed synchronous SGD algorithms", INFOCOM
-# 2019, algorithm 1 ---
+# --- The rules ---
 
 
 def mg_wfbp(arrivals: Arrivals) -> Ends:
@@ -103,6 +96,9 @@ def mg_wfbp(arrivals: Arrivals) -> Ends:
     When the next tensor is ready before a message would have arrived, it joins that message if the message could not
     leave before then anyway, or if it waits for less than the latency that is saved. The rule decides tensor by tensor,
     and so is not always the best: `optimal` is.
+
+    Source: Shi et al., "MG-WFBP: efficient data communication for distributed synchronous SGD algorithms", INFOCOM
+    2019, algorithm 1.
     """
 
     def joins(filling: Filling) -> Ends:
@@ -112,16 +108,15 @@ def mg_wfbp(arrivals: Arrivals) -> Ends:
     return scan(arrivals, joins)
 
 
-# --- OMGS-SGD: Shi et al., "Communication-efficient distributed deep learning with merged gradient sparsification on
-# GPUs", INFOCOM 2020 ---
-
-
 def omgs(arrivals: Arrivals) -> Ends:
     """Return where OMGS's messages of `arrivals` end, which are merged first, and then compressed as one tensor.
 
     Compression is part of the backward pass. The next tensor joins if waiting for it, and compressing longer, takes
     less than the latency that is saved. As published, the rule does not count the next tensor's own compression, so
     that it may be slower than no merging at all.
+
+    Source: Shi et al., "Communication-efficient distributed deep learning with merged gradient sparsification on GPUs",
+    INFOCOM 2020.
     """
     backward, elements, transfer, latency = arrivals.backward, arrivals.elements, arrivals.transfer, arrivals.latency
     *cases, count = elements.shape
@@ -142,15 +137,13 @@ def omgs(arrivals: Arrivals) -> Ends:
     return ends
 
 
-# --- The best messages there are, by dynamic programming: Bellman, "Dynamic programming", 1957, on the costs that
-# MG-WFBP (Shi et al., INFOCOM 2019) has ---
-
-
 def optimal(arrivals: Arrivals) -> Ends:
     """Return where messages of `arrivals` end so that the last arrives as early as possible, with the fewest messages.
 
     The earlier the messages of the first tensors arrive, the earlier all can: so it suffices to know for each tensor
     the earliest time at which it and those before it can have arrived. Time and memory are quadratic in their number.
+
+    Source: Bellman, "Dynamic programming", 1957, on the costs that MG-WFBP has.
     """
     ready, latency = arrivals.ready, arrivals.latency
     *cases, count = ready.shape
@@ -170,23 +163,18 @@ def optimal(arrivals: Arrivals) -> Ends:
     return ends
 
 
-# --- In the style of RGMerge, of which the README of its release is public, without an algorithm ---
-
-
 def rgmerge_style(arrivals: Arrivals) -> Ends:
     """Return where messages of `arrivals` end that are filled while the one before them is under way.
 
-    This meets the README's two aims: on all ranks the same tensors are merged, as many as are ready, and sizes vary so
-    that the link is never idle while something is ready. It is MG-WFBP without waiting.
+    It is MG-WFBP without waiting. Of RGMerge only the README of its release is public, without an algorithm. This meets
+    the README's two aims: on all ranks the same tensors are merged, as many as are ready, and sizes vary so that the
+    link is never idle while something is ready.
     """
     return scan(arrivals, lambda filling: arrivals.ready[..., filling.place + 1] <= filling.free)
 
 
-# --- The rules by which training can merge ---
-
-
 TIMED = {"mg-wfbp": mg_wfbp, "omgs": omgs, "optimal": optimal, "rgmerge-style": rgmerge_style}
-"""Rules that need to know what a step costs, by name."""
+"""Rules by which training can merge, once it is known what a step costs, by name."""
 
 
 # --- The measured costs of a step, and the messages that a rule makes by them ---
@@ -220,9 +208,9 @@ class Costs:
         `omgs` would compress a message as one tensor; this returns only its messages. Raises ConfigError for an unknown
         rule.
         """
-        ready = np.maximum.accumulate(np.asarray(self.ready_seconds, dtype=np.float64))
-        nbytes, elements = (np.asarray(values, dtype=np.float64) for values in (self.nbytes, self.elements))
-        compress = np.asarray(self.compress_seconds, dtype=np.float64)
+        known = self.ready_seconds, self.compress_seconds, self.nbytes, self.elements
+        ready, compress, nbytes, elements = (np.asarray(values, dtype=np.float64) for values in known)
+        ready = np.maximum.accumulate(ready)
         start, each = line_through(elements, compress)
         arrivals = Arrivals(
             ready,
@@ -245,11 +233,8 @@ def line_through(sizes: Array, seconds: Array) -> tuple[float, float]:
     known = seconds > 0
     if not known.any():
         return 0.0, 0.0
-    scaled = np.stack((np.ones_like(sizes), sizes), axis=1)[known] / seconds[known, None]
-    tries = [
-        np.linalg.lstsq(scaled * used, np.ones(known.sum()), rcond=None)[0] * used for used in ([1, 1], [0, 1], [1, 0])
-    ]
-    start, each = min(
-        (one for one in tries if (one >= 0).all()), key=lambda one: float(np.square(scaled @ one - 1).sum())
-    )
+    scaled, ones = np.stack((np.ones_like(sizes), sizes), axis=1)[known] / seconds[known, None], np.ones(known.sum())
+    tries = [np.linalg.lstsq(scaled * used, ones, rcond=None)[0] * used for used in ([1, 1], [0, 1], [1, 0])]
+    allowed = [one for one in tries if (one >= 0).all()]
+    start, each = min(allowed, key=lambda one: float(np.square(scaled @ one - 1).sum()))
     return float(start), float(each)

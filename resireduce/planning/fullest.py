@@ -6,7 +6,6 @@ order. Neither depends on the other, so that a few of each tell what many choice
 """
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,9 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from resireduce import private
 from resireduce.api import distribute
-from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.errors import ConfigError, check_count, short
-from resireduce.planning.item import sums
+from resireduce.errors import ConfigError, check, check_count
+from resireduce.planning import sums
 from resireduce.planning.memory import LiveBytes, held_items
 from resireduce.planning.models import Maker, Ones, make_optimizer, without_storage
 from resireduce.settings import Settings
@@ -42,10 +40,7 @@ CHUNKS = 64
 gradients are counted, together: a large batch in small chunks would take hours."""
 anew = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 """Runs a part of the forward pass, and once more in the backward pass."""
-CURE = (
-    "give module:callable, a function of the model and a batch size that returns the loss, such as "
-    "`def inputs(model, batch): return model(torch.zeros(batch, 3, 224, 224)).sum()`"
-)
+CURE = "give module:callable, such as `def inputs(model, batch): return model(torch.zeros(batch, 3, 224, 224)).sum()`"
 """What to do about inputs that cannot be used, for messages."""
 
 
@@ -76,7 +71,6 @@ class OnGpu(TorchFunctionMode):
         self._head, self._rows = head, loss_chunk
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace the operation, or run it as it is."""
         if func is cross_entropy and self._rows is not None:
             return self._in_chunks(*args, **(kwargs or {}))
         on_gpu = {scaled_dot_product_attention: _attention, dropout: _dropout}.get(func, func)
@@ -162,17 +156,11 @@ def trace_passes(
     checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
     """
     blocks = blocks_of(model) if checkpointed else []
-    if checkpointed and not blocks:
-        raise ConfigError(
-            f"checkpoint: the {type(model).__name__} has no nn.ModuleList or nn.Sequential of equal blocks, between "
-            "which activations could be kept; leave it out"
-        )
+    lists = "it for a model with an nn.ModuleList or nn.Sequential of equal blocks, between which activations are kept"
+    check("checkpoint", checkpointed, not checkpointed or bool(blocks), lists)
     head: Any = getattr(model, "get_output_embeddings", lambda: None)() if loss_chunk is not None else None
-    if loss_chunk is not None and head is None:
-        raise ConfigError(
-            f"loss_chunk: the {type(model).__name__} has no get_output_embeddings(), which tells the layer that makes "
-            "logits, as language models of transformers have it; leave the option out"
-        )
+    tells = "it for a model with get_output_embeddings(), the layer that makes logits, as transformers' language models"
+    check("loss_chunk", loss_chunk, loss_chunk is None or head is not None, tells)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     others = [one for one in (*model.parameters(), *model.buffers()) if not one.requires_grad]
     alive = count(others)
@@ -253,45 +241,36 @@ class Held:
     earlier: int = 0
 
 
-def trace_held(optimizer: DistributedOptimizer, order: Sequence[nn.Parameter]) -> Held:
-    """Return the bytes that `optimizer`, which has taken a first step, and its library hold in a step in which the
-    backward pass hands over gradients in the `order` of these parameters."""
-    optimizer.zero_grad()
-    states = held_items(optimizer)
-    alive = count(tensor for _, tensor in states)
-    held = Held(sums([item for item, _ in states]), alive.current_bytes, {}, 0, not optimizer.streamed)
-    with alive:
-        for _ in range(optimizer.backward_passes_per_step):
-            held.earlier = alive.current_bytes - held.start
-            for parameter in order:
-                alive.since()
-                before = alive.current_bytes
-                Made.apply(parameter).backward()
-                held.beside[parameter] = alive.since() - before, alive.current_bytes - before
-        before = alive.current_bytes
-        optimizer.step()
-        held.update = alive.since() - before
-    return held
-
-
-def distribute_quietly(model: nn.Module, wrapped: torch.optim.Optimizer, given: Settings) -> DistributedOptimizer:
-    """Distribute `wrapped`, of `model`, as `given`, over ranks that are pretended, of whose nodes nothing is said."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="hierarchy: ")
-        return distribute(model, wrapped, **vars(given))
-
-
 def hold(
-    model: nn.Module, given: Settings, order: Sequence[nn.Parameter], optimizer: str | Maker, arguments: dict[str, Any]
+    model: nn.Module, order: Sequence[nn.Parameter], given: Settings, optimizer: str | Maker, arguments: dict[str, Any]
 ) -> list[Held]:
-    """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step."""
+    """Return what the library and an `optimizer` with `arguments` hold beside the `model`, in each kind of step, whose
+    backward passes hand over gradients in the `order` of these parameters."""
     trained = [one for one in model.parameters() if one.requires_grad]
     wrapped = make_optimizer(optimizer, trained, arguments, given)
-    with without_storage(on_gpu=True), distribute_quietly(model, wrapped, given) as distributed:
+    found = []
+    with without_storage(on_gpu=True), distribute(model, wrapped, **vars(given)) as distributed:
         for one in [*dict.fromkeys((*order, *trained))] * distributed.backward_passes_per_step:
             one.sum().backward()  # those that the loss does not depend on, too: states are held of all
         distributed.step()
-        return [trace_held(distributed, order) for _ in range(distributed.feedback.compressor.turns)]
+        for _ in range(distributed.feedback.compressor.turns):
+            distributed.zero_grad()
+            states = held_items(distributed)
+            alive = count(tensor for _, tensor in states)
+            held = Held(sums([item for item, _ in states]), alive.current_bytes, {}, 0, not distributed.streamed)
+            with alive:
+                for _ in range(distributed.backward_passes_per_step):
+                    held.earlier = alive.current_bytes - held.start
+                    for parameter in order:
+                        alive.since()
+                        before = alive.current_bytes
+                        Made.apply(parameter).backward()
+                        held.beside[parameter] = alive.since() - before, alive.current_bytes - before
+                before = alive.current_bytes
+                distributed.step()
+                held.update = alive.since() - before
+            found.append(held)
+    return found
 
 
 def fullest(passes: Passes, held: Held) -> dict[str, Any]:
@@ -300,8 +279,7 @@ def fullest(passes: Passes, held: Held) -> dict[str, Any]:
     moments = [(passes.forward + now, "forward", passes.forward, gradients)]
     for parameter, most, rest in passes.handed:
         during, onwards = held.beside.get(parameter, (0, 0))
-        moments.append((most + now, "backward", most, gradients))
-        moments.append((rest + now + during, "backward", rest, gradients))
+        moments += [(most + now, "backward", most, gradients), (rest + now + during, "backward", rest, gradients)]
         now += onwards
         gradients += min(onwards, parameter.nbytes) if held.kept else 0
     moments.append((passes.after + now, "backward", passes.after, gradients))
@@ -351,35 +329,26 @@ TRIES = 8
 """Batches after which those that are left are halved."""
 
 
-def as_bytes(memory: object) -> int:
-    """Return the bytes that `memory` says: a number of them, or a text such as "24GB" or "80GiB".
+def check_batch(batch: Any, inputs: object, checkpoint: bool, loss_chunk: object, memory: object) -> int | None:
+    """Return the bytes of `memory`, a number of them or a text such as "24GB" or "80GiB"; None without it.
 
-    Raises ConfigError for anything else.
-    """
-    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", str(memory))
-    if parts is None or not float(parts[1]):
-        raise ConfigError(
-            f"memory: {short(memory)} is not allowed; give a number of bytes, or one with a unit of KB, MB, GB, TB, "
-            "KiB, MiB, GiB, TiB, such as 24GB"
-        )
-    return int(float(parts[1]) * (1024 if parts[3] else 1000) ** " KMGT".index(parts[2] or " "))
-
-
-def check_batch(batch: Any, inputs: object, **asked: Any) -> None:
-    """Raise ConfigError if the fullest moment cannot be planned as `resireduce.plan` was asked to.
-
-    asked: checkpoint, loss_chunk and memory.
+    Raises ConfigError if the fullest moment cannot be planned as `resireduce.plan`, whose arguments these are, was
+    asked to.
     """
     if batch is None:
-        for name in [name for name, value in asked.items() if value]:
-            raise ConfigError(f"{name}: {asked[name]!r} means nothing without a batch; give batch, its samples, too")
-        return
+        for name, value in {"checkpoint": checkpoint, "loss_chunk": loss_chunk, "memory": memory}.items():
+            check(name, value, not value, "batch, the samples of a step, with it")
+        return None
     check_count("batch", batch, least=1, of="samples")
-    check_count("loss_chunk", asked["loss_chunk"], least=1, of="rows", or_none=True)
-    if not callable(inputs):
-        raise ConfigError(f"inputs: {short(inputs)} is not allowed: the model is known without inputs; {CURE}")
-    if asked["memory"] is not None:
-        as_bytes(asked["memory"])
+    check_count("loss_chunk", loss_chunk, least=1, of="rows", or_none=True)
+    check("inputs", inputs, callable(inputs), "module:callable of the model and a batch size, which returns the loss")
+    if memory is None:
+        return None
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", str(memory))
+    number = float(parts[1]) * (1024 if parts[3] else 1000) ** " KMGT".index(parts[2] or " ") if parts else 0
+    units = "a number of bytes, or one with a unit of KB, MB, GB, TB, KiB, MiB, GiB, TiB, such as 24GB"
+    check("memory", memory, number > 0, units)
+    return int(number)
 
 
 def plan_batch(
@@ -392,9 +361,9 @@ def plan_batch(
     progress: Callable[[str], object],
     checkpoint: bool,
     loss_chunk: int | None,
-    memory: object,
+    memory: int | None,
 ) -> dict[str, Any]:
-    """Return the fullest moment, what other choices would hold then, and with a `memory` what fits into it.
+    """Return the fullest moment, what other choices would hold then, and what fits into a `memory` of so many bytes.
 
     `model` is without storage; the others are as `resireduce.plan` was given them.
     """
@@ -403,33 +372,31 @@ def plan_batch(
         progress(f"the model's own step{what}")
         return trace_passes(model, inputs, size, checkpointed, chunk)
 
-    def row(kind: str, held: list[Held]) -> dict[str, Any]:
-        peaks = {way: most_of(one, held)["fullest_bytes"] for way, one in ways.items()}
-        return {"choice": kind} | {f"{way}fullest_bytes": peak for way, peak in peaks.items()}
-
     passes = trace(f" with a batch of {batch}", batch, checkpoint, loss_chunk)
     order = [parameter for parameter, _, _ in passes.handed]
     ways = {"": passes}
     with suppress(ConfigError):  # the model has no blocks, or does not say which layer makes logits
         for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
             ways[way] = trace(f", {way.strip('_').replace('_', ' and ')}", batch, True, chunk)
-    progress("as asked")
-    asked = hold(model, given, order, optimizer, arguments)
-    rows = [row("as asked", asked)]
-    for kind, settings, other, of_other in choices(given, optimizer, arguments):
+    held: dict[str, list[Held]] = {}
+    for kind, *choice in ("as asked", given, optimizer, arguments), *choices(given, optimizer, arguments):
         progress(kind)
         with suppress(ConfigError):  # what was asked for does not go together with it
-            rows.append(row(kind, hold(model, settings, order, other, of_other)))
+            held[kind] = hold(model, order, *choice)
+    rows = [
+        {"choice": kind} | {f"{way}fullest_bytes": most_of(one, steps)["fullest_bytes"] for way, one in ways.items()}
+        for kind, steps in held.items()
+    ]
+    asked = held["as asked"]
     result = most_of(passes, asked) | {"choices": rows}
     if memory is not None:
-        most = as_bytes(memory)
 
         def fullest_of(size: int) -> int:
             one = trace(f" with a batch of {size}", size, checkpoint, loss_chunk)
             return int(most_of(one, asked)["fullest_bytes"])
 
-        result |= {"memory_bytes": most, "fits": result["fullest_bytes"] <= most}
-        result["largest_batch"] = largest_batch(fullest_of, batch, result["fullest_bytes"], most)
+        result |= {"memory_bytes": memory, "fits": result["fullest_bytes"] <= memory}
+        result["largest_batch"] = largest_batch(fullest_of, batch, result["fullest_bytes"], memory)
     return result
 
 

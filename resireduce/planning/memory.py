@@ -4,16 +4,15 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 from torch import Tensor, nn
 
 from resireduce import private
-from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grouping import Grouping, compressible
-from resireduce.planning.item import STATES, Item, sums
+from resireduce.planning import STATES, Item, sums
 from resireduce.scheme import SCHEMES, build_residual
 
 # --- The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of ---
@@ -40,28 +39,28 @@ def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) 
         found.setdefault((state, id(tensor)), (item, tensor))
 
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    names = {id(parameter): f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
-    names |= {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
-    names |= {id(slot.parameter): slot.name for slot in optimizer.slots}
+    names = {parameter: f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
+    names |= {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
+    names |= {slot.parameter: slot.name for slot in optimizer.slots}
     for parameter in parameters:
-        add("parameters", names[id(parameter)], "", parameter)
+        add("parameters", names[parameter], "", parameter)
     for parameter in parameters:
         if parameter.grad is not None:
-            add("gradients", names[id(parameter)], "", parameter.grad)
+            add("gradients", names[parameter], "", parameter.grad)
     on_host = {*map(id, feedback.residual.host_tensors())}
-    for key, tensor in feedback.residual.tensors().items():  # "kind.name" or "kind.name.part", and names have dots
+    kept = feedback.residual.tensors() | feedback.states.tensors()
+    for key, tensor in kept.items():  # "kind.name" or "kind.name.part", and names have dots
         kind, _, rest = key.partition(".")
         found_in = [slot.name for slot in optimizer.slots if f"{rest}.".startswith(f"{slot.name}.")]
         name = max(found_in, key=len, default=rest)
         if id(tensor) not in on_host:
-            add("residuals", name, kind + rest.removeprefix(name), tensor, _members(feedback, name))
-    for name, state in feedback.states.held.items():
-        for key, tensor in state.items():
-            add("residuals", name, f"compressor.{key}", tensor)
+            stored = {} if kind == "compressor" else feedback.residual.of(name)._stored
+            members = tuple(one for one, read in stored.items() if read is stored.get(name))
+            add("residuals", name, kind + rest.removeprefix(name), tensor, members if len(members) > 1 else ())
     for parameter in dict.fromkeys([*parameters, *optimizer.state]):
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                add("optimizer_states", names.get(id(parameter), "optimizer"), str(key), value)
+                add("optimizer_states", names.get(parameter, "optimizer"), str(key), value)
     for key, velocity in ({} if momentum is None else momentum.tensors()).items():
         add("optimizer_states", key.partition(".")[2], "velocity", velocity)
     return list(found.values())
@@ -72,13 +71,6 @@ def held_bytes(tensor: Tensor) -> int:
     if not private.is_wrapper(tensor):
         return tensor.nbytes
     return sum(held_bytes(getattr(tensor, inner)) for inner in tensor.__tensor_flatten__()[0])
-
-
-def _members(feedback: ErrorFeedback, name: str) -> tuple[str, ...]:
-    """Return which parameters read the residual of `name`, if several do."""
-    stored = feedback.residual.of(name)._stored
-    members = tuple(one for one, read in stored.items() if read is stored.get(name))
-    return members if len(members) > 1 else ()
 
 
 # --- Their sums, and what is compared with them ---
@@ -127,10 +119,8 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
     """Return the tensors that `itemise_states` lists, by kind of model state."""
-    held: dict[str, list[Tensor]] = {state: [] for state in STATES}
-    for item, tensor in held_items(optimizer):
-        held[item.state].append(tensor)
-    return held
+    items = held_items(optimizer)
+    return {state: [tensor for item, tensor in items if item.state == state] for state in STATES}
 
 
 # --- What is alive at the fullest moment ---
@@ -144,12 +134,7 @@ class LiveBytes(private.DispatchMode):
     of its own.
     """
 
-    def __init__(
-        self,
-        counts: Callable[[Tensor], bool],
-        held: Iterable[Tensor] = (),
-        size: Callable[[int], int] = lambda nbytes: nbytes,
-    ):
+    def __init__(self, counts: Callable[[Tensor], bool], held: Iterable[Tensor] = (), size: Callable[[int], int] = int):
         super().__init__()
         self._counts, self._size = counts, size
         self._alive: dict[int, int] = {}
@@ -161,7 +146,6 @@ class LiveBytes(private.DispatchMode):
             self._follow(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then look at what it has made."""
         result = func(*args, **(kwargs or {}))
         made = [result] if isinstance(result, Tensor) else private.tree_leaves(result)
         # Most results are views of what is followed already: the arguments are looked through for the others only.
@@ -214,15 +198,9 @@ def counted_states(parameters: Iterable[Tensor], module: str = "resireduce.") ->
     shapes = {*map(shape_of, parameters)}
 
     def counts(tensor: Tensor) -> bool:
-        if shape_of(tensor) in shapes:
-            return True
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            name = frame.f_globals.get("__name__", "")
-            if name.startswith(module) and name != __name__:
-                return True
-            frame = frame.f_back
-        return False
+        # Not from this frame on, which would hold itself and the tensor.
+        callers = (frame.f_globals.get("__name__", "") for frame, _ in walk_stack(sys._getframe(1)))
+        return shape_of(tensor) in shapes or any(one.startswith(module) and one != __name__ for one in callers)
 
     return counts
 

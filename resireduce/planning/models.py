@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as of_torch
 
 from resireduce import private
 from resireduce.errors import ConfigError, choose
@@ -18,14 +18,13 @@ from resireduce.optim import SecondMomentAdamW
 from resireduce.scheme import COMPRESSORS, load_given
 from resireduce.settings import Settings
 
-# --- Models of a Hugging Face configuration: config.json, which says what a model is made of, not its weights ---
-
 
 def build_from_config(path: str, /, **values: object) -> nn.Module:
-    """Return the model that a file describes, or config.json in a folder, on the default device; nothing is downloaded.
+    """Return the model that a Hugging Face config.json, or one in a folder, describes; nothing is downloaded.
 
     It is the first of the file's "architectures", or without one what transformers' AutoModel makes of its
-    "model_type"; in the precision that its "dtype" names. `values` take the place of the file's own.
+    "model_type"; on the default device, in the precision that its "dtype" names. `values` take the place of the file's
+    own.
     """
     if not os.path.exists(path):  # transformers would ask its hub for a model of that name
         raise ConfigError(f"model: {path!r} is not there; give the config.json of a Hugging Face model, or its folder")
@@ -35,16 +34,11 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
     for value in unknown:
         choose(f"arg of {path!r}", value, config.to_dict())
     if getattr(config, "quantization_config", None):
-        raise ConfigError(
-            f"model: {path!r} has a quantization_config: how its weights are stored is not planned; "
-            "take it out to plan unquantised weights, or give module:callable that returns the model"
-        )
+        raise ConfigError(f"model: {path!r} has a quantization_config: that is not planned; take it out of the file")
+    if not config.architectures:
+        return transformers.AutoModel.from_config(config)
     # What AutoModel.from_config calls, too: unlike the class itself, it has the precision that the file names.
-    architecture = getattr(transformers, config.architectures[0]) if config.architectures else None
-    model: nn.Module = (
-        transformers.AutoModel.from_config(config) if architecture is None else architecture._from_config(config)
-    )
-    return model
+    return getattr(transformers, config.architectures[0])._from_config(config)
 
 
 # --- Models by name: of installed packages, any `module:callable`, or a Hugging Face configuration file ---
@@ -52,10 +46,7 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
 
 GROUP = "resireduce.models"
 """Entry points of this group name dictionaries: model name -> "module:callable"."""
-CURE = (
-    "give a known name, module:callable that returns the model (what it must be given: --arg NAME=VALUE), "
-    "or the file config.json of a Hugging Face model"
-)
+CURE = "give a known name, module:callable that makes the model (of what --arg gives), or a Hugging Face config.json"
 """What to do about a model that cannot be used, for messages."""
 
 
@@ -75,23 +66,15 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
     See CURE for what `name` may be. To a configuration file, arguments are values in place of its own. Raises
     ConfigError if there is no such model.
     """
-    given = dict(arguments or {})
     if is_config_file(name):
-        return partial(build_from_config, name, **given)
+        return partial(build_from_config, name, **(arguments or {}))
     models = {name: name} if ":" in name else offered_models()
     make = load_given("model", models[choose("model", name, models)], CURE)
     if isinstance(make, nn.Module) or not callable(make):
         raise ConfigError(f"model: {name!r} is of type {type(make).__name__}, and cannot be called to make one; {CURE}")
-    built = partial(make, **given)
+    built = partial(make, **(arguments or {}))
     vars(built)["inputs"] = getattr(make, "inputs", None)
     return built
-
-
-# --- A model that was built where tensors have values is planned as one that was built on device meta ---
-
-
-PLAIN = (nn.Parameter, Tensor)
-"""Types of what is put into another device; what wraps others, as quantized weights do, stays where it is."""
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
@@ -109,13 +92,13 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
     made: dict[int, Any] = {}
-    for module in model.modules():
-        for one in (*module._parameters.values(), *module._buffers.values()):
-            if one is not None and type(one) in PLAIN and one.layout == torch.strided and not one.is_meta:
-                made[id(one)] = empty = torch.empty_like(one, device="meta")
-                if isinstance(one, nn.Parameter):
-                    made[id(one)] = nn.Parameter(empty, one.requires_grad)
-                    vars(made[id(one)]).update(vars(one))
+    for one in (*model.parameters(), *model.buffers()):
+        # What wraps other tensors, as quantized weights do, stays where it is.
+        if type(one) in (nn.Parameter, Tensor) and one.layout == torch.strided and not one.is_meta:
+            made[id(one)] = torch.empty_like(one, device="meta")
+            if isinstance(one, nn.Parameter):
+                made[id(one)] = nn.Parameter(made[id(one)], one.requires_grad)
+                vars(made[id(one)]).update(vars(one))
     return copy.deepcopy(model, made) if made else model
 
 
@@ -146,10 +129,9 @@ def make_optimizer(
     listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
     if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
         arguments = {"momentum": 0.0, **arguments}  # the compressor has it
-    make: Any = optimizer
-    if isinstance(optimizer, str):
-        is_path = ":" in optimizer
-        make = load_given("optimizer", optimizer) if is_path else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+    if isinstance(optimizer, str) and ":" in optimizer:
+        optimizer = load_given("optimizer", optimizer)
+    make: Maker = OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)] if isinstance(optimizer, str) else optimizer
     made = make(parameters, **arguments)
     if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse to step before
         train()
@@ -168,17 +150,16 @@ def without_storage(on_gpu: bool = False) -> Iterator[None]:
 
     on_gpu: whether they take the form that they choose by themselves on a GPU, for all tensors of a step together.
     """
-    module: Any = import_module("torch.optim.optimizer")  # torch.optim has no attribute of that name
     names = [f"_get_{form}_kernels_supported_devices" for form in ("fused", "foreach")[: 1 + on_gpu]]
-    supported = {name: getattr(module, name) for name in names}
+    supported = {name: getattr(of_torch, name) for name in names}
     for name, kept in supported.items():
-        setattr(module, name, lambda kept=kept: [*kept(), "meta"])
+        setattr(of_torch, name, lambda kept=kept: [*kept(), "meta"])
     try:
         with Ones():
             yield
     finally:
         for name, kept in supported.items():
-            setattr(module, name, kept)
+            setattr(of_torch, name, kept)
 
 
 class Ones(private.DispatchMode):

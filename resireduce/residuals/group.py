@@ -84,7 +84,7 @@ class GroupResidual(Residual):
             yield self.finish(group.folded, group.stored) if ends else None
 
     def register(self, name: str, parameter: Tensor) -> None:
-        members = self.grouping.group_of(name)
+        members = next(group for group in self.grouping.groups if name in group)
         group = next((self._groups[member] for member in members if member in self._groups), None)
         self._groups[name] = group or Group(members, self.stored(parameter.shape, parameter))
         self._stored[name] = self._groups[name].stored

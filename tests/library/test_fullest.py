@@ -74,7 +74,7 @@ def whole(options: dict[str, Any], batch: int, optimizer: str = "adamw", **of_op
     passes = trace_passes(model, inputs, batch)
     order = [one for one, _, _ in passes.handed]
     given = Settings(backend=PretendCommunicator(2), **options)
-    return most_of(passes, hold(model, given, order, optimizer, of_optimizer))
+    return most_of(passes, hold(model, order, given, optimizer, of_optimizer))
 
 
 CASES = sorted(json.loads(RECORD.read_text())["cases"], key=lambda case: str(case["name"]))
@@ -102,7 +102,7 @@ def test_the_plan_is_within_five_per_cent_of_what_an_allocator_held(model: str) 
         def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return make_optimizer(recipe, nn.ParameterList(parameters))
 
-        planned = most_of(passes, hold(module, given, order, make, {}))["fullest_bytes"]
+        planned = most_of(passes, hold(module, order, given, make, {}))["fullest_bytes"]
         for rank in case["ranks"]:
             held = {rung["name"]: rung["bytes"] for rung in rank["memory"]["ladder"]}["peak_allocated"]
             compared += 1
@@ -207,16 +207,16 @@ PLAIN: dict[str, Any] = {"build": partial(nn.Sequential, nn.Linear(128, 9)), "ba
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"memory": "24GB"}, "memory: '24GB' means nothing without a batch"),
-        ({"checkpoint": True}, "checkpoint: True means nothing without a batch"),
+        ({"memory": "24GB"}, "memory: '24GB' is not allowed; give batch, the samples of a step, with it"),
+        ({"checkpoint": True}, "checkpoint: True is not allowed; give batch"),
         ({"batch": 0}, "batch: 0 is not allowed; give a number of samples, 1 or more"),
-        ({"batch": 2, "inputs": None}, "inputs: None is not allowed: the model is known without inputs; give module:"),
+        ({"batch": 2, "inputs": None}, "inputs: None is not allowed; give module:callable"),
         ({"batch": 2, "memory": "24 bananas"}, "memory: '24 bananas' is not allowed; give a number of bytes"),
         ({"batch": 2, "loss_chunk": 0}, "loss_chunk: 0 is not allowed; give a number of rows, 1 or more"),
         ({"batch": 2, "inputs": nothing_of_the_model}, "inputs: it returns a tensor of shape (2,), no scalar"),
         ({"batch": 2, "inputs": wrong_width}, "inputs: no loss with a batch of 2 on the meta device: RuntimeError: "),
-        (PLAIN | {"checkpoint": True}, "checkpoint: the Sequential has no nn.ModuleList or nn.Sequential of equal bl"),
-        (PLAIN | {"loss_chunk": 64}, "loss_chunk: the Sequential has no get_output_embeddings()"),
+        (PLAIN | {"checkpoint": True}, "checkpoint: True is not allowed; give it for a model with an nn.ModuleList or"),
+        (PLAIN | {"loss_chunk": 64}, "loss_chunk: 64 is not allowed; give it for a model with get_output_embeddings()"),
     ],
     ids=lambda one: one[:40] if isinstance(one, str) else "",
 )
@@ -238,4 +238,4 @@ def test_the_command_says_what_each_choice_holds_and_what_it_is_at(
     assert main([*command, "--memory", "70MiB"]) == 0
     said = capsys.readouterr()
     assert "It does not fit into 70.00 MiB; the largest batch that does is 0" in said.out
-    assert "0 s: the model's own step with a batch of 64\n" in said.err
+    assert " s: the model's own step with a batch of 64\n" in said.err

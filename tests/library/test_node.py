@@ -2,6 +2,8 @@
 
 import copy
 import math
+import threading
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
+from resireduce.comm import nodes
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.comm.nodes import find_nodes
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.plan import plan
@@ -162,16 +164,27 @@ def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
 # --- which ranks share a node ---
 
 
+class Machine(threading.local):
+    """What a rank, which is a thread, knows of its machine, in the place of `os` and `socket`."""
+
+    host, environ = "", dict[str, str]()
+
+    def gethostname(self) -> str:
+        return self.host
+
+
 def nodes_of(machines: list[str]) -> object:
     """The nodes that ranks on these machines find, all the same ones; each is told as `host` or `host node-number`."""
+    known = Machine()
 
     def rank(communicator: LocalCommunicator) -> object:
-        host, *task = machines[communicator.rank].split()
+        known.host, *task = machines[communicator.rank].split()
         number = {"SLURM_PROCID": str(communicator.rank), "SLURM_STEP_NUM_TASKS": str(communicator.world_size)}
-        slurm = number | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": task[0]} if task else {}
-        return find_nodes(communicator, "node", environment=slurm, host=host)
+        known.environ = number | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": task[0]} if task else {}
+        return nodes.find_nodes(communicator, "node")
 
-    first, *others = LocalWorld(len(machines)).run(rank)
+    with patch.multiple(nodes, os=known, socket=known):
+        first, *others = LocalWorld(len(machines)).run(rank)
     assert all(other == first for other in others)
     return first
 
@@ -341,10 +354,10 @@ def test_plan_must_be_told_how_many_ranks_share_a_node() -> None:
     for options, message in (
         (
             {"hierarchy": "node"},
-            "ranks_per_node: None is not allowed with hierarchy='node' and 8 ranks; give a divisor",
+            "ranks_per_node: None is not allowed; give a divisor of 8, the number of ranks",
         ),
         ({"hierarchy": "node", "ranks_per_node": 3}, "ranks_per_node: 3 is not allowed"),
-        ({"ranks_per_node": 4}, "ranks_per_node: 4 means nothing to a flat hierarchy"),
+        ({"ranks_per_node": 4}, "ranks_per_node: 4 is not allowed; give hierarchy='node' with it"),
         ({"hierarchy": "rack"}, "hierarchy: 'rack' is not known"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -38,7 +38,7 @@ TORCH_FREE = (
     "resireduce/__main__.py",
     "resireduce/errors.py",
     "resireduce/merging/rules.py",
-    "resireduce/planning/item.py",
+    "resireduce/planning/__init__.py",
     "resireduce/scheme.py",
     "resireduce/settings.py",
     "benchmarks/training/__init__.py",

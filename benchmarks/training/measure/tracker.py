@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.core.rank_memory import BANDS, pack_moments
 from resireduce.core.optimizer import DistributedOptimizer
-from resireduce.planning.item import sums
+from resireduce.planning import sums
 from resireduce.planning.memory import LiveBytes, counted_states, held_tensors, itemise_states
 
 LETS_GO_SECONDS = 0.005

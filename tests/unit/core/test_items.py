@@ -16,7 +16,7 @@ from resireduce.__main__ import main
 from resireduce.comm.local import LocalCommunicator, PretendCommunicator
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.plan import plan
-from resireduce.planning.item import STATES, Item, sums
+from resireduce.planning import STATES, Item, sums
 from resireduce.planning.memory import itemise_states, measure_states
 from resireduce.planning.models import without_storage
 from resireduce.scheme import COMPRESSORS, SCHEMES, load
