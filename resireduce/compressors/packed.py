@@ -1,6 +1,6 @@
 """Values and indices whose gaps are in Golomb-Rice code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -113,14 +113,14 @@ class Packed(Compressor):
         return self.of.add_(dense, self._unpacked(payload), scale)
 
     def _unpacked(self, payload: Payload) -> Payload:
-        like = torch.empty(payload.shape, dtype=payload.dtype, device="meta")
         dtype = torch.float16 if self.of.half else payload.dtype
         # Without storage their number is unknown; decoded, they are few beside the tensor.
         header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
         count, width = header >> 8, header & 255
         stop = HEADER + count * dtype.itemsize
         values = payload.buffer[HEADER:stop].clone().view(dtype)
-        return Payload.pack(values, decode(payload.buffer[stop:], width, count), like=like)
+        packed = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
+        return replace(packed, shape=payload.shape, dtype=payload.dtype)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.compressors.base import Collective, Inexact, add_where_
-from resireduce.core.messages import Message, Payload, Round, Summed, unfilled
+from resireduce.core.messages import Message, Payload, Round, Summed
 from resireduce.errors import check, check_count, is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import in_one_launch, infinity_norm, norms_of_blocks
@@ -123,13 +123,11 @@ class Block8(Inexact):
         shapes = [(self._shape(one.numel()), -(-one.numel() // self.block)) for one in dense]
         wide = torch.promote_types(dense[0].dtype, torch.float32)
         layouts = [((torch.uint8, rows * columns), (wide, blocks)) for (rows, columns), blocks in shapes]
-        buffer, parts = unfilled(layouts, dense[0].device)
-        payloads = [
-            Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
-        ]
+        buffer, payloads = Payload.unfilled(layouts, dense)
         if self._in_one_launch(dense):
             from resireduce.kernels.gpu.blocks import compress_blocks_
 
+            parts = [one.buffer for one in payloads]
             compress_blocks_([*zip(dense, added, strict=True)], parts, self.block, self.bits)
         else:
             add_where_(dense, added)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
-from resireduce.core.messages import Message, Payload, Ragged, Round, unfilled
+from resireduce.core.messages import Message, Payload, Ragged, Round
 from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
@@ -125,10 +125,8 @@ class TopK(Selecting, SparseCompressor):
         dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]
         layouts = [self._layout(one, k) for one, k in zip(dense, ks, strict=True)]
-        buffer, parts = unfilled(layouts, dense[0].device)
-        payloads = [
-            Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
-        ]
+        buffer, payloads = Payload.unfilled(layouts, dense)
+        parts = [one.buffer for one in payloads]
         if self._in_kernels(dense):
             from resireduce.kernels.gpu import bucket
 

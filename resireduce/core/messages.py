@@ -53,11 +53,26 @@ class Payload:
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
             return cls(parts[0], layout, like.shape, like.dtype, **fields)
-        buffer, _ = unfilled([layout], parts[0].device, cls.alignment)
-        payload = cls(buffer, layout, like.shape, like.dtype, **fields)
+        _, (payload,) = cls.unfilled([layout], [like], **fields)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
         return payload
+
+    @classmethod
+    def unfilled(
+        cls, layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], like: Sequence[Tensor], **fields: Any
+    ) -> tuple[Tensor, list[Self]]:
+        """Return a buffer on the device of gradients `like` these, and their payloads in it, of several parts each.
+
+        Each is padded by zeros to a multiple of `alignment` bytes. fields: the payloads', from `source` on.
+        """
+        sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
+        padded = [-(-size // cls.alignment) * cls.alignment for size in sizes]
+        make = torch.zeros if padded != sizes else torch.empty  # one launch, however many are padded
+        buffer = make(sum(padded), dtype=torch.uint8, device=like[0].device)
+        parts = buffer.split(padded) if len(padded) > 1 else [buffer]
+        each = zip(parts, layouts, like, strict=True)
+        return buffer, [cls(part, layout, one.shape, one.dtype, **fields) for part, layout, one in each]
 
     def parts(self) -> tuple[Tensor, ...]:
         """Return the parts as views of the buffer, in the order in which they were packed."""
@@ -106,23 +121,6 @@ class Ragged(Payload):
         buffer = buffer.clone() if buffer.storage_offset() % ALIGNMENT else buffer
         count = buffer.numel() // sum(dtype.itemsize for dtype, _ in self.layout)
         return replace(self, buffer=buffer, layout=tuple((dtype, count) for dtype, _ in self.layout))
-
-
-def unfilled(
-    layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], device: torch.device, alignment: int = ALIGNMENT
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return a buffer on `device` for payloads of several parts, padded by zeros to multiples of `alignment` bytes, and
-    its part for each layout."""
-    sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
-    padded = [-(-size // alignment) * alignment for size in sizes]
-    if len(layouts) == 1:
-        buffer = torch.empty(padded[0], dtype=torch.uint8, device=device)
-        if padded > sizes:
-            buffer[sizes[0] :].zero_()
-        return buffer, [buffer]
-    make = torch.zeros if padded != sizes else torch.empty  # one launch, however many are padded
-    buffer = make(sum(padded), dtype=torch.uint8, device=device)
-    return buffer, buffer.split(padded)
 
 
 # --- The message of a bucket ---
