@@ -285,14 +285,6 @@ class QSGD(Inexact):
 
 
 @dataclass(frozen=True)
-class QSGDMax(QSGD):
-    """QSGD with one bucket, whose norm is the largest magnitude, as in the code released with the ResiReduce paper."""
-
-    norm: float = torch.inf
-    bucket: int | None = None
-
-
-@dataclass(frozen=True)
 class TernGrad(Inexact):
     """Sends -s, 0 or s for every element, in two bits: s its sign with probability |x| / s, s the largest magnitude.
 

@@ -290,7 +290,8 @@ class RedSyncTrim(RedSync):
         return passed
 
 
-FITS = ("exponential", "pareto", "gamma")
+FITS = {"exponential": "SIDCo", "pareto": "SIDCoPareto", "gamma": "SIDCoGamma"}
+"""Distributions, and what saved states call a compressor that fits them."""
 FIRST = 0.25
 """Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
 
@@ -319,6 +320,10 @@ class SIDCo(Estimating):
         super().__post_init__()
         choose("fit", self.fit, FITS)
         check_count("stages", self.stages, 1, or_none=True)
+
+    @property
+    def memory(self) -> str:
+        return f"{FITS[self.fit]} with no momentum"
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the number of stages, the calls since it was adapted, and the sum of what they sent, as parts of k."""
@@ -368,17 +373,3 @@ class SIDCo(Estimating):
         if self.fit == "exponential":
             return exponential(found.mean - least, part)
         return generalised_pareto(found.mean - least, found.variance, part)
-
-
-@dataclass(frozen=True)
-class SIDCoPareto(SIDCo):
-    """SIDCo with a generalised Pareto distribution in each stage."""
-
-    fit: str = "pareto"
-
-
-@dataclass(frozen=True)
-class SIDCoGamma(SIDCo):
-    """SIDCo with a gamma distribution in the first stage, and a generalised Pareto in the others."""
-
-    fit: str = "gamma"
