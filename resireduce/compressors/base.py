@@ -80,6 +80,10 @@ def add_where_(dense: Sequence[Tensor], added: Sequence[Tensor | None]) -> None:
         private.add_each_(*map(list, zip(*there, strict=True)))
 
 
+OF_A_TENSOR = ("select", "packed", "compress", "compress_with", "add_", "error_", "combine_")
+"""Methods that say what is sent of one tensor, and what comes of it."""
+
+
 class Compressor(ABC):
     """A lossy map Q of one gradient. Subclasses are frozen dataclasses: their fields are hyperparameters, not state.
 
@@ -94,6 +98,10 @@ class Compressor(ABC):
         super().__init_subclass__()
         if hasattr(cls, "agree") and not hasattr(cls, "_in_rounds"):
             raise TypeError(f"{cls.__name__}: a compressor whose ranks agree in rounds is to be an Agreeing")
+        for name in () if hasattr(cls, "agree") else ("send", "combine_each_"):
+            of = next(kind for kind in cls.__mro__ if name in vars(kind))
+            if any(getattr(cls, one) is not getattr(of, one) for one in OF_A_TENSOR if hasattr(of, one)):
+                setattr(cls, name, getattr(Compressor, name))  # what is inherited would not do as these say
 
     # --- what a compressor declares before there is any gradient ---
 

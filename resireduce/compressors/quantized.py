@@ -54,8 +54,6 @@ class Fp16(Inexact):
 
         On a GPU the number of launches does not depend on how many there are.
         """
-        if type(self) is not Fp16:
-            return super().send(sums, finiteness)
         finiteness.look_later_(sums)
         dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
         add_where_(dense, added)
@@ -70,8 +68,6 @@ class Fp16(Inexact):
         return Summed([one.name for one in sums], self, payloads, buffer)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        if type(self) is not Fp16:
-            return super().combine_each_(targets, payloads, scale)
         private.zero_each_([*targets])
         _add_each_(targets, [summed.buffer.view(summed.shape) for (summed,) in payloads], scale)
 
@@ -116,8 +112,6 @@ class Block8(Inexact):
 
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
         """Return the message of a bucket, whose `sums` are all formed and rounded at once: on a GPU in one launch."""
-        if type(self) not in (Block8, Block4):  # a subclass may round otherwise
-            return super().send(sums, finiteness)
         finiteness.look_later_(sums)
         dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
         shapes = [(self._shape(one.numel()), -(-one.numel() // self.block)) for one in dense]
@@ -139,15 +133,16 @@ class Block8(Inexact):
         return Message([one.name for one in sums], self, payloads, buffer)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        if type(self) not in (Block8, Block4) or not self._in_one_launch(targets):
+        if not self._in_one_launch(targets):
             return super().combine_each_(targets, payloads, scale)
         from resireduce.kernels.gpu.blocks import add_blocks_
 
         add_blocks_(targets, [[one.buffer for one in own] for own in payloads], self.block, self.bits, scale, True)
 
     def _in_one_launch(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether they are on a GPU whose kernels take blocks of this size: a power of two, from 16 to 4096."""
-        return in_one_launch(tensors) and self.block in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+        """Whether they are on a GPU whose kernels know such levels, and blocks of this size: a power of two."""
+        is_known = (self.bits, self.most) in ((8, 127), (4, 7)) and self.block in [1 << power for power in range(4, 13)]
+        return is_known and in_one_launch(tensors)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
