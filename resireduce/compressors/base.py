@@ -1,17 +1,18 @@
 """The interface of compressors."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from resireduce import private
 from resireduce.core.messages import MESSAGES, Dense, Message, Payload, Round, Rounds, joined
-from resireduce.errors import check_share
+from resireduce.errors import check, check_count, check_share, is_number
 
 if TYPE_CHECKING:
     from resireduce.core.feedback import Finiteness, Sum
@@ -70,6 +71,25 @@ class MomentumCorrection:
         return {f"momentum.{name}": velocity for name, velocity in self._velocities.items()}
 
 
+# --- Fields of compressors that say which values they may have ---
+
+
+def checked(default: Any, is_allowed: Callable[[Any], bool], wanted: str) -> Any:
+    """Return a field with this `default`; an error says what is `wanted` in place of a value that is not allowed."""
+    return field(default=default, metadata={"check": lambda name, one: check(name, one, is_allowed(one), wanted)})
+
+
+def count(default: int | None, least: int = 0, of: str = "", or_none: bool = False) -> Any:
+    """Return a field with this `default` that `check_count` checks, with the other arguments."""
+    return field(default=default, metadata={"check": partial(check_count, least=least, of=of, or_none=or_none)})
+
+
+def number(default: float, least: float = 0, below: float = math.inf) -> Any:
+    """Return a field with this `default`, for numbers that are `least` or more, and `below` another one."""
+    wanted = f"a number, {least} or more" if below == math.inf else f"a number, {least} <= it < {below}"
+    return checked(default, lambda one: is_number(one) and least <= one < below, wanted)
+
+
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
 
@@ -102,6 +122,12 @@ class Compressor(ABC):
             of = next(kind for kind in cls.__mro__ if name in vars(kind))
             if any(getattr(cls, one) is not getattr(of, one) for one in OF_A_TENSOR if hasattr(of, one)):
                 setattr(cls, name, getattr(Compressor, name))  # what is inherited would not do as these say
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a field whose value is not allowed."""
+        for one in fields(self):  # type: ignore[arg-type]
+            if "check" in one.metadata:
+                one.metadata["check"](one.name, getattr(self, one.name))
 
     # --- what a compressor declares before there is any gradient ---
 
@@ -260,11 +286,8 @@ class Compressor(ABC):
 class Selecting(Compressor):
     """The common base of compressors that send a share of the elements."""
 
-    density: float
+    density: float = field(metadata={"check": check_share})
     """Share of the elements to send, as a target or an upper limit, in (0, 1]."""
-
-    def __post_init__(self) -> None:
-        check_share("density", self.density)
 
     @classmethod
     def from_density(cls, density: float) -> Self:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.compressors.base import Collective, Inexact, add_where_
+from resireduce.compressors.base import Collective, Inexact, add_where_, checked, count
 from resireduce.core.messages import Message, Payload, Round, Summed
-from resireduce.errors import check, check_count, is_count, is_number
+from resireduce.errors import is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import in_one_launch, infinity_norm, norms_of_blocks
 from resireduce.pieces import generator, is_host, pieces, spread, worth_a_piece
@@ -103,12 +103,10 @@ class Block8(Inexact):
     most: ClassVar[int] = 127
     """The greatest whole number that they hold beside a sign."""
 
-    block: int = 256
+    block: int = checked(
+        256, lambda one: is_count(one) and one and not one % BYTE, f"a number of elements, a multiple of {BYTE}"
+    )
     """Elements that share a scale, a multiple of 8."""
-
-    def __post_init__(self) -> None:
-        is_allowed = is_count(self.block) and self.block >= BYTE and not self.block % BYTE
-        check("block", self.block, is_allowed, f"a number of elements, a multiple of {BYTE}")
 
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
         """Return the message of a bucket, whose `sums` are all formed and rounded at once: on a GPU in one launch."""
@@ -192,14 +190,10 @@ class Fp8(Inexact):
     Source: Floats of 8 bits: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433.
     """
 
-    form: str = "e4m3"
+    form: str = checked("e4m3", FLOATS.__contains__, " or ".join(FLOATS))
     """e4m3: three bits of mantissa; e5m2: two, and a wider range."""
-    block: int = 256
+    block: int = count(256, 1, "elements")
     """Elements that share a scale."""
-
-    def __post_init__(self) -> None:
-        check("form", self.form, self.form in FLOATS, " or ".join(FLOATS))
-        check_count("block", self.block, 1, "elements")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return floats of all elements, as bytes, and the largest of all blocks in float32 (float64 of float64)."""
@@ -239,14 +233,10 @@ class QSGD(Inexact):
 
     unbiased: ClassVar[bool] = True
 
-    norm: float = 2.0
+    norm: float = checked(2.0, lambda norm: norm in (2, math.inf), "2 or infinity")
     """Which norm a bucket is scaled by: 2 (the paper's) or infinity."""
-    bucket: int | None = 128
+    bucket: int | None = count(128, 1, "elements", or_none=True)
     """Elements that share a norm, 1 or more; None: the whole tensor."""
-
-    def __post_init__(self) -> None:
-        check("norm", self.norm, self.norm in (2, math.inf), "2 or infinity")
-        check_count("bucket", self.bucket, 1, "elements", or_none=True)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""
@@ -290,12 +280,10 @@ class TernGrad(Inexact):
     NeurIPS 2017.
     """
 
-    clip: float | None = 2.5
+    clip: float | None = checked(
+        2.5, lambda clip: clip is None or (is_number(clip) and clip > 0), "a number of deviations, more than 0, or None"
+    )
     """In deviations, more than 0; None: nothing is clipped."""
-
-    def __post_init__(self) -> None:
-        is_allowed = self.clip is None or (is_number(self.clip) and self.clip > 0)
-        check("clip", self.clip, is_allowed, "a number of deviations, more than 0, or None")
 
     @property
     def unbiased(self) -> bool:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Inexact, Momentum
+from resireduce.compressors.base import Inexact, Momentum, number
 from resireduce.core.messages import Payload
-from resireduce.errors import check, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
 from resireduce.pieces import pieces
 
@@ -85,12 +84,8 @@ class Signum(SignSGD):
     fault tolerant", ICLR 2019, algorithm 1.
     """
 
-    momentum_factor: float = 0.9
+    momentum_factor: float = number(0.9, below=1)
     """m, with 0 <= m < 1; 0 is signSGD."""
-
-    def __post_init__(self) -> None:
-        factor = self.momentum_factor
-        check("momentum_factor", factor, is_number(factor) and 0 <= factor < 1, "a number, 0 <= it < 1")
 
     @property
     def momentum(self) -> Momentum | None:
