@@ -134,33 +134,19 @@ class Compressor(ABC):
     collective: ClassVar[Collective] = "all_gather"
     """How payloads are combined: summed elementwise, or gathered and decompressed one after the other. With "rounds",
     the rounds have exchanged everything, and `known` is one payload, the sum of all."""
-
     equal_sizes: ClassVar[bool] = True
     """Whether payloads of one tensor have the same size on all ranks; otherwise only their size may differ."""
-
     same_draw: ClassVar[bool] = False
     """Whether all ranks must make the same random choices; otherwise each makes its own."""
-
     lossless: ClassVar[bool] = False
     """True if the error is always zero: then no residual is kept."""
-
     state_of_ranks: ClassVar[bool] = False
     """Whether its state depends on the number of ranks: with another number it starts anew."""
-
     turns: ClassVar[int] = 1
     """After how many steps payloads return to their first form; other than 1 if forms alternate."""
-
-    has_rounds: ClassVar[bool] = False
-    """Whether ranks make payloads together, in rounds: then it is `Agreeing`."""
-
-    rounds_merge: ClassVar[bool] = False
-    """Whether rounds of several tensors can be one: each asks for the same exchanges and for no sums, of equal sizes
-    on all ranks, and for all of them."""
-
-    @property
-    def merges(self) -> bool:
-        """Whether several tensors can travel together."""
-        return self.rounds_merge or not self.has_rounds
+    merges: ClassVar[bool] = True
+    """Whether several tensors can travel together. With rounds, all must ask for the same exchanges and for no sums, of
+    equal sizes for all tensors and on all ranks."""
 
     @property
     def exact(self) -> bool:
@@ -312,7 +298,7 @@ class Agreeing(Compressor):
 
     collective: ClassVar[Collective] = "all_reduce"
     same_draw: ClassVar[bool] = True
-    has_rounds: ClassVar[bool] = True
+    merges: ClassVar[bool] = False
 
     @abstractmethod
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:

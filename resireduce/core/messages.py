@@ -177,10 +177,6 @@ class Message:
         """Bytes that this rank sends, in all rounds."""
         return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
 
-    def gathered_nbytes(self, ranks: int) -> int:
-        """Return the bytes of the messages of all `ranks`, if they are gathered; 0 if they are summed in place."""
-        return self.is_gathered * ranks * self.nbytes
-
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective, if any."""
         self.handle = communicator.all_gather(self.buffer, self.names[0], self.compressor.equal_sizes)
@@ -199,7 +195,10 @@ class Message:
         places: which of the tensors, counted from 0. into: for each, the contiguous tensor that receives it; None: it
         comes in new memory, or in that of the message. scale: 1 / number of ranks.
         """
-        self._learn(places, states)
+        for place in () if self.is_gathered else places:
+            name, payload = self.names[place], self.payloads[place]
+            if name in states.held:
+                self.compressor.learn_(states.working(name), payload.received(self.received[place][0]))
         payloads = [[*map(self.payloads[place].received, self.received[place])] for place in places]
         averages = [
             torch.empty(own[0].shape, dtype=own[0].dtype, device=own[0].buffer.device) if to is None else to
@@ -219,9 +218,6 @@ class Message:
         sizes = [payload.buffer.nbytes for payload in self.payloads]
         return _cut(message, sizes if known else _header(message, len(sizes)).tolist(), self.payloads, equal)
 
-    def _learn(self, places: Sequence[int], states: "CompressorStates") -> None:
-        """Do nothing: only sums over all ranks are learnt from."""
-
 
 class Summed(Message):
     """Payloads that are summed over all ranks, in their own memory, by an all-reduce."""
@@ -240,12 +236,6 @@ class Summed(Message):
     def _cut(self, result: Any) -> Sequence[Sequence[Tensor]]:
         sizes = [one.buffer.numel() for one in self.payloads]
         return [[part] for part in (result.split(sizes) if len(sizes) > 1 else [result])]
-
-    def _learn(self, places: Sequence[int], states: "CompressorStates") -> None:
-        for place in places:
-            name, payload = self.names[place], self.payloads[place]
-            if name in states.held:
-                self.compressor.learn_(states.working(name), payload.received(self.received[place][0]))
 
 
 class Dense(Summed):
@@ -362,10 +352,6 @@ class Round:
         except StopIteration as made:
             return self.compressor.message(self.names, made.value)
 
-    def gathered_nbytes(self, ranks: int) -> int:
-        """Return 0, whatever the number of `ranks`: a round is received before the message is launched."""
-        return 0
-
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective by `communicator`, under a name that is unique for the first tensor."""
         asked, called = self.asked, f"{self.names[0]}#{self.number}"
@@ -396,7 +382,7 @@ def joined(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
         if not asked:
             return made
         if made or len({type(one) for one in asked}) > 1 or isinstance(asked[0], Tensor):
-            raise TypeError("rounds_merge: rounds of several tensors must ask for the same exchanges, and for no sums")
+            raise TypeError("merges: rounds of several tensors must ask for the same exchanges, and for no sums")
         if isinstance(asked[0], AllToAll):
             sizes = [one.sizes[0] for one in asked]
             for_ranks = zip(*(one.tensor.split(one.sizes) for one in asked), strict=True)

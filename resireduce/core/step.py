@@ -349,8 +349,8 @@ class UnderWay:
         return not (size and held and held + size > self._limit_bytes)
 
     def _gathered_bytes(self, bucket: Bucket) -> int:
-        assert bucket.message is not None
-        return bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
+        message, ranks = bucket.message, self._feedback.communicator.world_size
+        return ranks * message.nbytes if isinstance(message, Message) and message.is_gathered else 0
 
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, or the first round of it."""
