@@ -155,22 +155,21 @@ class Message:
 
         Gathered ones are aligned and, unless the compressor has `equal_sizes`, preceded by their sizes.
         """
-        if len(payloads) == 1:
-            return cls(names, compressor, payloads, payloads[0].buffer)
-        buffer, parts = cls._joined(compressor, payloads)
-        own = [payload.holding(part) for payload, part in zip(payloads, parts, strict=True)]
-        return cls(names, compressor, own, buffer)
+        message = cls(names, compressor, payloads, payloads[0].buffer)
+        if len(payloads) > 1:
+            message.buffer, parts = message._joined([one.buffer for one in payloads])
+            message.payloads = [payload.holding(part) for payload, part in zip(payloads, parts, strict=True)]
+        return message
 
-    @staticmethod
-    def _joined(compressor: "Compressor", payloads: Sequence[Payload]) -> tuple[Tensor, Sequence[Tensor]]:
-        sizes = [payload.buffer.nbytes for payload in payloads]
-        nbytes = sum(map(_aligned, sizes)) + (0 if compressor.equal_sizes else SIZE_BYTES * len(sizes))
-        buffer = torch.zeros(nbytes, dtype=torch.uint8, device=payloads[0].buffer.device)
-        if not compressor.equal_sizes:
-            _header(buffer, len(sizes)).copy_(torch.tensor(sizes, device=buffer.device))
-        parts = _cut(buffer, sizes, payloads, compressor.equal_sizes)
-        private.copy_each_([*parts], [payload.buffer for payload in payloads])
-        return buffer, parts
+    def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        sizes = [one.nbytes for one in buffers]
+        header = 0 if self.compressor.equal_sizes else SIZE_BYTES * len(sizes)
+        message = torch.zeros(header + sum(map(_aligned, sizes)), dtype=torch.uint8, device=buffers[0].device)
+        if header:
+            message[:header].view(torch.int64).copy_(torch.tensor(sizes, device=message.device))
+        parts = self._parts(message, sizes)
+        private.copy_each_(parts, [*buffers])
+        return message, parts
 
     @property
     def nbytes(self) -> int:
@@ -213,10 +212,16 @@ class Message:
 
     def _of_rank(self, message: Tensor) -> list[Tensor]:
         """Return the payloads' buffers in the `message` of a rank: views of it."""
-        equal = self.compressor.equal_sizes
-        known = equal or message.is_meta
-        sizes = [payload.buffer.nbytes for payload in self.payloads]
-        return _cut(message, sizes if known else _header(message, len(sizes)).tolist(), self.payloads, equal)
+        if self.compressor.equal_sizes or message.is_meta:
+            return self._parts(message, [payload.buffer.nbytes for payload in self.payloads])
+        return self._parts(message, message[: SIZE_BYTES * len(self.payloads)].view(torch.int64).tolist())
+
+    def _parts(self, message: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        first = [] if self.compressor.equal_sizes else [SIZE_BYTES * len(sizes)]
+        parts = message.split([*first, *map(_aligned, sizes)])[len(first) :]
+        exact = [part if len(part) == size else part[:size] for part, size in zip(parts, sizes, strict=True)]
+        dtypes = [payload.buffer.dtype for payload in self.payloads]
+        return [one if dtype == torch.uint8 else one.view(dtype) for one, dtype in zip(exact, dtypes, strict=True)]
 
 
 class Summed(Message):
@@ -224,10 +229,9 @@ class Summed(Message):
 
     is_gathered: ClassVar[bool] = False
 
-    @staticmethod
-    def _joined(compressor: "Compressor", payloads: Sequence[Payload]) -> tuple[Tensor, Sequence[Tensor]]:
-        buffer = torch.cat([payload.buffer for payload in payloads])
-        return buffer, buffer.split([payload.buffer.numel() for payload in payloads])
+    def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        message = torch.cat([*buffers])
+        return message, message.split([one.numel() for one in buffers])
 
     def launch(self, communicator: Communicator) -> None:
         """Launch the all-reduce."""
@@ -278,22 +282,6 @@ class Found(Summed):
 
 MESSAGES = {"all_gather": Message, "all_reduce": Summed, "rounds": Found}
 """By how a compressor's payloads are combined, what they travel in."""
-
-
-def _header(message: Tensor, count: int) -> Tensor:
-    """Return the sizes at the beginning of a `message` of `count` payloads: int64, a view."""
-    return message[: SIZE_BYTES * count].view(torch.int64)
-
-
-def _cut(message: Tensor, sizes: Sequence[int], payloads: Sequence[Payload], equal_sizes: bool) -> list[Tensor]:
-    """Return the parts of a `message`, `sizes` bytes each, in the dtypes of the `payloads`: views."""
-    first = [] if equal_sizes else [SIZE_BYTES * len(sizes)]
-    parts = message.split([*first, *map(_aligned, sizes)])[len(first) :]
-    cut = []
-    for part, size, payload in zip(parts, sizes, payloads, strict=True):
-        exact = part if len(part) == size else part[:size]
-        cut.append(exact if payload.buffer.dtype == torch.uint8 else exact.view(payload.buffer.dtype))
-    return cut
 
 
 def _aligned(nbytes: int) -> int:
