@@ -39,7 +39,9 @@ COMPRESSORS = {
     "threshold": Listed("resireduce.compressors.thresholds:Threshold"),
     "dgc": Listed("resireduce.compressors.dgc:DGC", selects=True),
     "dgc-simple": Listed("resireduce.compressors.dgc:DGCSimple", selects=True),
-    "dgc-momentum": Listed("resireduce.compressors.dgc:DGCMomentum", selects=True, corrects_momentum=True),
+    "dgc-momentum": Listed(
+        "resireduce.compressors.dgc:DGCMomentum", selects=True, corrects_momentum=True, options={"half": True}
+    ),
     "gaussian": Listed("resireduce.compressors.thresholds:GaussianK", selects=True),
     "redsync": Listed("resireduce.compressors.thresholds:RedSync", selects=True),
     "redsync-trim": Listed("resireduce.compressors.thresholds:RedSyncTrim", selects=True),

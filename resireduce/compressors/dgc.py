@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -69,10 +69,6 @@ class DGCMomentum(DGC):
     """DGC in full but for clipping and warm-up, which depend on the training: momentum correction, half precision."""
 
     momentum_factor: float = number(0.9, below=1)
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        return cls(density, half=True)
 
 
 @dataclass(frozen=True)
