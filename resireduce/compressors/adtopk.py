@@ -38,7 +38,7 @@ class ADTopK(Selecting):
         for rows in row_pieces(whole):
             chosen = whole[rows].abs().topk(k, 1, sorted=False).indices.sort(1).values
             values[rows], places[rows] = whole[rows].gather(1, chosen), chosen.to(dtype)
-        return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
+        return Payload.pack(values.view(-1), places.view(-1), like=grad)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return _flat(_in_rows(payload, 1), _rows(payload.shape)[1])

@@ -45,7 +45,7 @@ class Chunked(Selecting, Inexact):
         levels = torch.stack((_mean(magnitudes, ~large), _mean(magnitudes, large)))
         codes = large.to(torch.uint8) | (values < 0).to(torch.uint8) << 1
         packed = (pack_codes(places.view(-1), width), pack_codes(codes, 2))
-        return Payload.pack(*(planes.view(-1) for planes in packed), levels, like=grad, source=(name, step))
+        return Payload.pack(*(planes.view(-1) for planes in packed), levels, like=grad)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         """Return the flat indices that the payload holds: 1-D int64; beyond the end where a chunk was filled up."""

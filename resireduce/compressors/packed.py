@@ -104,7 +104,7 @@ class Packed(Compressor):
         width, codes = encode(indices.long(), grad.numel())
         header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=grad.device)
         parts = (header.view(torch.uint8), values.view(torch.uint8), codes)
-        return Payload.pack(torch.cat(parts), like=grad, source=(name, step))
+        return Payload.pack(torch.cat(parts), like=grad)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return self.of.sent_indices(self._unpacked(payload))
