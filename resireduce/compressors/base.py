@@ -134,8 +134,6 @@ class Compressor(ABC):
     collective: ClassVar[Collective] = "all_gather"
     """How payloads are combined: summed elementwise, or gathered and decompressed one after the other. With "rounds",
     the rounds have exchanged everything, and `known` is one payload, the sum of all."""
-    equal_sizes: ClassVar[bool] = True
-    """Whether payloads of one tensor have the same size on all ranks; otherwise only their size may differ."""
     same_draw: ClassVar[bool] = False
     """Whether all ranks must make the same random choices; otherwise each makes its own."""
     lossless: ClassVar[bool] = False
@@ -147,6 +145,11 @@ class Compressor(ABC):
     merges: ClassVar[bool] = True
     """Whether several tensors can travel together. With rounds, all must ask for the same exchanges and for no sums, of
     equal sizes for all tensors and on all ranks."""
+
+    @property
+    def equal_sizes(self) -> bool:
+        """Whether payloads of one tensor have the same size on all ranks; otherwise only their size may differ."""
+        return True
 
     @property
     def exact(self) -> bool:

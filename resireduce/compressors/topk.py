@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
+from resireduce.compressors.packed import pack, unpack
 from resireduce.core.messages import Message, Payload, Ragged, Round
 from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
@@ -25,6 +26,13 @@ class SparseCompressor(Compressor):
 
     half: bool = field(default=False, kw_only=True)
     """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
+    coded: bool = field(default=False, kw_only=True)
+    """Whether indices travel as the gaps between them, in Golomb-Rice code (`packed.py`): at random places a hundredth
+    more than n x H(k / n) bits, H the binary entropy, and fewer where they lie together. Messages differ in length."""
+
+    @property
+    def equal_sizes(self) -> bool:
+        return not self.coded
 
     @property
     def exact(self) -> bool:
@@ -49,13 +57,19 @@ class SparseCompressor(Compressor):
             if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
                 kept = values.nonzero().view(-1)
                 values, indices = values[kept], indices[kept]
+        if self.coded:
+            return pack(values, indices, grad)
         kind = Payload if self.equal_sizes else Ragged
         return kind.pack(values, narrowed(indices, grad), like=grad)
 
+    def _unpacked(self, payload: Payload) -> Payload:
+        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
+
     def sent_indices(self, payload: Payload) -> Tensor:
-        return payload.parts()[1].long()
+        return self._unpacked(payload).parts()[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        payload = self._unpacked(payload)
         (dtype, count), (index_dtype, _) = payload.layout
         known = (dtype, index_dtype) == (torch.float32, torch.int32)  # as compiled code takes them
         if known and add_sent_each_([(dense, [(payload.buffer, count)])], scale, zero=False):
@@ -91,6 +105,8 @@ class TopK(Selecting, SparseCompressor):
 
         On a GPU the kernels that add gradients to residuals look for NaN.
         """
+        if self.coded:
+            return super().send(sums, finiteness)
         checked = [one.gradient for one in sums if one.gradient is not None]
         looks = len(checked) == len(sums) and self._in_kernels(checked) and all(one.is_addition for one in sums)
         if not looks:
@@ -146,7 +162,7 @@ class TopK(Selecting, SparseCompressor):
             (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
             for dense, own in zip(targets, payloads, strict=True)
         ]
-        if self.half or not add_sent_each_(sent, scale, zero=True):
+        if self.half or self.coded or not add_sent_each_(sent, scale, zero=True):
             super().combine_each_(targets, payloads, scale)
 
 
