@@ -60,7 +60,7 @@ class SparseCompressor(Compressor):
         if self.coded:
             return pack(values, indices, grad)
         kind = Payload if self.equal_sizes else Ragged
-        return kind.pack(values, narrowed(indices, grad), like=grad)
+        return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
 
     def _unpacked(self, payload: Payload) -> Payload:
         return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
@@ -79,9 +79,9 @@ class SparseCompressor(Compressor):
         return dense
 
 
-def narrowed(indices: Tensor, like: Tensor) -> Tensor:
-    """Return flat `indices` of a tensor `like` this one as they travel: int32, and int64 from 2^31 elements on."""
-    return indices.to(torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64)
+def index_dtype(like: Tensor) -> torch.dtype:
+    """Return in which dtype flat indices of a tensor `like` this one travel: int32, and int64 from 2^31 elements on."""
+    return torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
 
 
 def largest_without_zeros(flat: Tensor, k: int) -> Tensor:
@@ -105,10 +105,10 @@ class TopK(Selecting, SparseCompressor):
 
         On a GPU the kernels that add gradients to residuals look for NaN.
         """
-        if self.coded:
+        if self.half or self.coded:
             return super().send(sums, finiteness)
         checked = [one.gradient for one in sums if one.gradient is not None]
-        looks = len(checked) == len(sums) and self._in_kernels(checked) and all(one.is_addition for one in sums)
+        looks = len(checked) == len(sums) and in_one_launch(checked) and all(one.is_addition for one in sums)
         if not looks:
             finiteness.look_later_(sums)
             checked = []
@@ -120,9 +120,6 @@ class TopK(Selecting, SparseCompressor):
         del pairs, checked  # an update may free what was added before it stores anew
         sums[0].feedback.keep_rests_(sums, payloads, rests, norms)
         return Message(names, self, payloads, buffer)
-
-    def _in_kernels(self, tensors: Sequence[Tensor]) -> bool:
-        return not self.half and in_one_launch(tensors)
 
     def take_from_sums_(
         self, pairs: Sequence[tuple[Tensor, Tensor | None]], checked: Sequence[Tensor], weighs: bool = False
@@ -138,24 +135,20 @@ class TopK(Selecting, SparseCompressor):
         """
         dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]
-        layouts = [self._layout(one, k) for one, k in zip(dense, ks, strict=True)]
+        layouts = [((one.dtype, k), (index_dtype(one), k)) for one, k in zip(dense, ks, strict=True)]
         buffer, payloads = Payload.unfilled(layouts, dense)
         parts = [one.buffer for one in payloads]
-        if self._in_kernels(dense):
+        if in_one_launch(dense):
             from resireduce.kernels.gpu import bucket
 
             room, norms = bucket.room_for_norms(dense) if weighs else (None, ())
             return buffer, payloads, bucket.compress_topk_(pairs, ks, parts, checked, room), norms
-        if self.half or not largest_each([*zip(dense, ks, added, parts, strict=True)]):
+        if not largest_each([*zip(dense, ks, added, parts, strict=True)]):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
         return buffer, payloads, None, ()
-
-    def _layout(self, dense: Tensor, k: int) -> tuple[tuple[torch.dtype, int], ...]:
-        index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64
-        return (torch.float16 if self.half else dense.dtype, k), (index, k)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         sent = [

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, Collective, Selecting, State, count, number
 from resireduce.compressors.thresholds import few_reaching, not_above, planned
-from resireduce.compressors.topk import largest_without_zeros, narrowed
+from resireduce.compressors.topk import index_dtype, largest_without_zeros
 from resireduce.core.messages import AllGather, AllToAll, Payload, Ragged, Rounds
 from resireduce.pieces import share
 
@@ -160,10 +160,10 @@ class OkTopK(Agreeing, Selecting):
         sums = summed([unpaired(one, wide) for one in (yield asked)])
         (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
         used = mine if mine.is_meta else mine[torch.isin(mine, places, assume_unique=True)]
-        own = Ragged.pack(flat[used].to(wide), narrowed(used, grad), like=grad)
+        own = Ragged.pack(flat[used].to(wide), used.to(index_dtype(grad)), like=grad)
         return replace(
             own,
-            known=Ragged.pack(values, narrowed(places, grad), like=grad).buffer,
+            known=Ragged.pack(values, places.to(index_dtype(grad)), like=grad).buffer,
             rounds_bytes=told + asked.tensor.nbytes + offered - own.nbytes,
             learnt={"common": torch.tensor(common, dtype=torch.float64, device=flat.device), "starts": starts},
         )
