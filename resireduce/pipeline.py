@@ -31,8 +31,7 @@ def find_compressor(settings: Settings) -> Compressor:
 
 def _with_density(compressor: Any, density: Any, step: int) -> Compressor:
     """Return `compressor` with the density of this step."""
-    changed: Compressor = replace(compressor, density=density(step))
-    return changed
+    return replace(compressor, density=density(step))
 
 
 def build_feedback(
