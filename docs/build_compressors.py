@@ -102,10 +102,11 @@ def row(name: str) -> tuple[str, ...]:
     """Return the cells of a compressor, in the order of COLUMNS."""
     compressor = build_compressor(name, DENSITY)
     grad = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
+    options = " and ".join(f"`{field}={value!r}`" for field, value in COMPRESSORS[name].options.items())
     sizes = "all one" if compressor.equal_sizes else "differ"
     return (
         f"`{name}`",
-        sent(compressor),
+        sent(compressor) + (f", with {options}" if options else ""),
         f"{compressor.compress(grad, 'w', 0).nbytes:,}",
         sizes,
         compressor.collective.replace("_", "-"),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from resireduce.compressors.base import Compressor, own_momentum
+from resireduce.compressors.base import Agreeing, Compressor, own_momentum
 from resireduce.core.bucket import overlaps
 from resireduce.core.update import can_be_sliced
 from resireduce.errors import ConfigError, check, choose, is_count, is_number
@@ -115,7 +115,7 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     else:
         wanted = "a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
         check("merge", merge, is_count(merge) and merge >= 1, wanted)
-    if (merge != "none" and not compressor.merges) or (compressor.has_rounds and merge in MERGES[3:]):
+    if (merge != "none" and not compressor.merges) or (isinstance(compressor, Agreeing) and merge in MERGES[3:]):
         raise ConfigError(
             f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
             "rounds of one tensor each, or in exchanges that no rule by time knows; leave merge out, or choose another "

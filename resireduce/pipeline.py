@@ -1,7 +1,7 @@
 """Builds what settings ask for, for `resireduce.distribute` and for wrappers: error feedback and its parts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,8 @@ def find_compressor(settings: Settings) -> Compressor:
 
 
 def _with_density(compressor: Any, density: Any, step: int) -> Compressor:
-    """Return `compressor` with the density of this step; it has a density, or holds a compressor that has one."""
-    if any(one.name == "density" for one in fields(compressor)):
-        return replace(compressor, density=density(step))
-    return compressor.from_density(density(step))
+    """Return `compressor` with the density of this step."""
+    return replace(compressor, density=density(step))
 
 
 def build_feedback(

@@ -1,7 +1,8 @@
 """The registries, which map names to objects. Imports no torch until something is built."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ class Listed:
     """Whether ranks make its payloads together, in rounds."""
     rounds_merge: bool = False
     """Whether rounds of several tensors can be one; otherwise its payloads cannot be merged."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Those of its fields, besides a density, that have another value than by default."""
 
 
 COMPRESSORS = {
@@ -36,23 +39,25 @@ COMPRESSORS = {
     "threshold": Listed("resireduce.compressors.thresholds:Threshold"),
     "dgc": Listed("resireduce.compressors.dgc:DGC", selects=True),
     "dgc-simple": Listed("resireduce.compressors.dgc:DGCSimple", selects=True),
-    "dgc-momentum": Listed("resireduce.compressors.dgc:DGCMomentum", selects=True, corrects_momentum=True),
+    "dgc-momentum": Listed(
+        "resireduce.compressors.dgc:DGCMomentum", selects=True, corrects_momentum=True, options={"half": True}
+    ),
     "gaussian": Listed("resireduce.compressors.thresholds:GaussianK", selects=True),
     "redsync": Listed("resireduce.compressors.thresholds:RedSync", selects=True),
     "redsync-trim": Listed("resireduce.compressors.thresholds:RedSyncTrim", selects=True),
     "sidco-exp": Listed("resireduce.compressors.thresholds:SIDCo", selects=True),
-    "sidco-gp": Listed("resireduce.compressors.thresholds:SIDCoPareto", selects=True),
-    "sidco-gamma": Listed("resireduce.compressors.thresholds:SIDCoGamma", selects=True),
+    "sidco-gp": Listed("resireduce.compressors.thresholds:SIDCo", selects=True, options={"fit": "pareto"}),
+    "sidco-gamma": Listed("resireduce.compressors.thresholds:SIDCo", selects=True, options={"fit": "gamma"}),
     "fp16": Listed("resireduce.compressors.quantized:Fp16"),
     "qsgd": Listed("resireduce.compressors.quantized:QSGD"),
-    "qsgd-max": Listed("resireduce.compressors.quantized:QSGDMax"),
+    "qsgd-max": Listed("resireduce.compressors.quantized:QSGD", options={"norm": math.inf, "bucket": None}),
     "adtopk": Listed("resireduce.compressors.adtopk:ADTopK", selects=True),
     "adtopk-interleaved": Listed("resireduce.compressors.adtopk:ADTopKInterleaved", selects=True),
     "adtopk-threshold": Listed("resireduce.compressors.adtopk:ADTopKThreshold", selects=True),
     "demo": Listed("resireduce.contrib.demo:DeMo", selects=True),
     "chunked": Listed("resireduce.compressors.chunked:Chunked", selects=True),
-    "topk+packed": Listed("resireduce.compressors.packed:Packed", selects=True),
-    "dgc+packed": Listed("resireduce.compressors.packed:PackedDGC", selects=True),
+    "topk+packed": Listed("resireduce.compressors.topk:TopK", selects=True, options={"coded": True}),
+    "dgc+packed": Listed("resireduce.compressors.dgc:DGC", selects=True, options={"coded": True}),
     "signsgd": Listed("resireduce.compressors.signs:SignSGD"),
     "signum": Listed("resireduce.compressors.signs:Signum", corrects_momentum=True),
     "ef-signsgd": Listed("resireduce.compressors.signs:EFSignSGD"),
@@ -145,8 +150,9 @@ def build_compressor(name: str, density: float | Callable[[int], float]) -> "Com
     density: a share, or a function from the step number, of which the share in step 0 counts.
     Raises ConfigError for a name that is not listed and for a density outside (0, 1].
     """
-    kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)].target)
-    return kind.from_density(check_share("density", density(0) if callable(density) else density))
+    listed = COMPRESSORS[choose("compressor", name, COMPRESSORS)]
+    share = check_share("density", density(0) if callable(density) else density)
+    return replace(load(listed.target).from_density(share), **listed.options)
 
 
 def find_scheme(scheme: "str | Scheme") -> "Scheme":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.training.measure_rank import in_turn, now
 from resireduce.compressors.topk import TopK
-from resireduce.core.messages import unfilled
+from resireduce.core.messages import Payload
 from resireduce.kernels.gpu import bucket, one_pass, self_check
 from resireduce.kernels.ops import by_keys
 from resireduce.pieces import generator
@@ -46,7 +46,8 @@ def _of_bucket(x: Tensor) -> tuple[Tensor, ...]:
     """Add gradients to residuals, and take out the largest of each of several tensors, by the kernels."""
     gradients, residuals = _parts(x)
     ks = [max(1, int(DENSITY * one.numel())) for one in gradients]
-    message, parts = unfilled([((x.dtype, k), (torch.int32, k)) for k in ks], x.device)
+    message, payloads = Payload.unfilled([((x.dtype, k), (torch.int32, k)) for k in ks], residuals)
+    parts = [one.buffer for one in payloads]
     bucket.compress_topk_([*zip(residuals, gradients, strict=True)], ks, parts, gradients)
     return message, x
 

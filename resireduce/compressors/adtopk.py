@@ -1,6 +1,5 @@
 """AD-Topk, which selects in each row or column, and the same by a threshold that is adapted."""
 
-import math
 import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -8,11 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Selecting, State
+from resireduce.compressors.base import Selecting, State, count, number
 from resireduce.compressors.thresholds import reaching
 from resireduce.compressors.topk import SparseCompressor, TopK, largest_without_zeros
 from resireduce.core.messages import Payload
-from resireduce.errors import check, check_count, is_number
 from resireduce.pieces import row_pieces, share
 
 
@@ -40,7 +38,7 @@ class ADTopK(Selecting):
         for rows in row_pieces(whole):
             chosen = whole[rows].abs().topk(k, 1, sorted=False).indices.sort(1).values
             values[rows], places[rows] = whole[rows].gather(1, chosen), chosen.to(dtype)
-        return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
+        return Payload.pack(values.view(-1), places.view(-1), like=grad)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return _flat(_in_rows(payload, 1), _rows(payload.shape)[1])
@@ -115,19 +113,13 @@ class ADTopKThreshold(Selecting, SparseCompressor):
 
     equal_sizes: ClassVar[bool] = False
 
-    warm_up: int = 15
-    every: int = 10
+    warm_up: int = count(15, of="steps")
+    every: int = count(10, 1, "steps")
     """The released scripts have 5, 10 or 20, by model."""
-    steps: int | None = None
+    steps: int | None = count(None, 1, "steps", or_none=True)
     """Steps of the whole training; None: unknown, and all-dimension top-k is never used."""
-    stable: float = 0.1
+    stable: float = number(0.1)
     """Our choice: the released code compares the threshold with itself."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for field, least in (("warm_up", 0), ("every", 1), ("steps", 1)):
-            check_count(field, getattr(self, field), least, "steps", or_none=field == "steps")
-        check("stable", self.stable, is_number(self.stable) and 0 <= self.stable < math.inf, "a number, 0 or more")
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the threshold, negative before the first, and its last relative change: float64, [2]."""

@@ -1,17 +1,18 @@
 """The interface of compressors."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from resireduce import private
 from resireduce.core.messages import MESSAGES, Dense, Message, Payload, Round, Rounds, joined
-from resireduce.errors import check_share
+from resireduce.errors import check, check_count, check_share, is_number
 
 if TYPE_CHECKING:
     from resireduce.core.feedback import Finiteness, Sum
@@ -70,6 +71,25 @@ class MomentumCorrection:
         return {f"momentum.{name}": velocity for name, velocity in self._velocities.items()}
 
 
+# --- Fields of compressors that say which values they may have ---
+
+
+def checked(default: Any, is_allowed: Callable[[Any], bool], wanted: str) -> Any:
+    """Return a field with this `default`; an error says what is `wanted` in place of a value that is not allowed."""
+    return field(default=default, metadata={"check": lambda name, one: check(name, one, is_allowed(one), wanted)})
+
+
+def count(default: int | None, least: int = 0, of: str = "", or_none: bool = False) -> Any:
+    """Return a field with this `default` that `check_count` checks, with the other arguments."""
+    return field(default=default, metadata={"check": partial(check_count, least=least, of=of, or_none=or_none)})
+
+
+def number(default: float, least: float = 0, below: float = math.inf) -> Any:
+    """Return a field with this `default`, for numbers that are `least` or more, and `below` another one."""
+    wanted = f"a number, {least} or more" if below == math.inf else f"a number, {least} <= it < {below}"
+    return checked(default, lambda one: is_number(one) and least <= one < below, wanted)
+
+
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
 
@@ -78,6 +98,10 @@ def add_where_(dense: Sequence[Tensor], added: Sequence[Tensor | None]) -> None:
     """Add to each of `dense`, in place, what is to be `added`, if anything."""
     if there := [pair for pair in zip(dense, added, strict=True) if pair[1] is not None]:
         private.add_each_(*map(list, zip(*there, strict=True)))
+
+
+OF_A_TENSOR = ("select", "packed", "compress", "compress_with", "add_", "error_", "combine_")
+"""Methods that say what is sent of one tensor, and what comes of it."""
 
 
 class Compressor(ABC):
@@ -94,39 +118,38 @@ class Compressor(ABC):
         super().__init_subclass__()
         if hasattr(cls, "agree") and not hasattr(cls, "_in_rounds"):
             raise TypeError(f"{cls.__name__}: a compressor whose ranks agree in rounds is to be an Agreeing")
+        for name in () if hasattr(cls, "agree") else ("send", "combine_each_"):
+            of = next(kind for kind in cls.__mro__ if name in vars(kind))
+            if any(getattr(cls, one) is not getattr(of, one) for one in OF_A_TENSOR if hasattr(of, one)):
+                setattr(cls, name, getattr(Compressor, name))  # what is inherited would not do as these say
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a field whose value is not allowed."""
+        for one in fields(self):  # type: ignore[arg-type]
+            if "check" in one.metadata:
+                one.metadata["check"](one.name, getattr(self, one.name))
 
     # --- what a compressor declares before there is any gradient ---
 
     collective: ClassVar[Collective] = "all_gather"
     """How payloads are combined: summed elementwise, or gathered and decompressed one after the other. With "rounds",
     the rounds have exchanged everything, and `known` is one payload, the sum of all."""
-
-    equal_sizes: ClassVar[bool] = True
-    """Whether payloads of one tensor have the same size on all ranks; otherwise only their size may differ."""
-
     same_draw: ClassVar[bool] = False
     """Whether all ranks must make the same random choices; otherwise each makes its own."""
-
     lossless: ClassVar[bool] = False
     """True if the error is always zero: then no residual is kept."""
-
     state_of_ranks: ClassVar[bool] = False
     """Whether its state depends on the number of ranks: with another number it starts anew."""
-
     turns: ClassVar[int] = 1
     """After how many steps payloads return to their first form; other than 1 if forms alternate."""
-
-    has_rounds: ClassVar[bool] = False
-    """Whether ranks make payloads together, in rounds: then it is `Agreeing`."""
-
-    rounds_merge: ClassVar[bool] = False
-    """Whether rounds of several tensors can be one: each asks for the same exchanges and for no sums, of equal sizes
-    on all ranks, and for all of them."""
+    merges: ClassVar[bool] = True
+    """Whether several tensors can travel together. With rounds, all must ask for the same exchanges and for no sums, of
+    equal sizes for all tensors and on all ranks."""
 
     @property
-    def merges(self) -> bool:
-        """Whether several tensors can travel together."""
-        return self.rounds_merge or not self.has_rounds
+    def equal_sizes(self) -> bool:
+        """Whether payloads of one tensor have the same size on all ranks; otherwise only their size may differ."""
+        return True
 
     @property
     def exact(self) -> bool:
@@ -252,11 +275,8 @@ class Compressor(ABC):
 class Selecting(Compressor):
     """The common base of compressors that send a share of the elements."""
 
-    density: float
+    density: float = field(metadata={"check": check_share})
     """Share of the elements to send, as a target or an upper limit, in (0, 1]."""
-
-    def __post_init__(self) -> None:
-        check_share("density", self.density)
 
     @classmethod
     def from_density(cls, density: float) -> Self:
@@ -281,7 +301,7 @@ class Agreeing(Compressor):
 
     collective: ClassVar[Collective] = "all_reduce"
     same_draw: ClassVar[bool] = True
-    has_rounds: ClassVar[bool] = True
+    merges: ClassVar[bool] = False
 
     @abstractmethod
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.compressors.base import Agreeing, Inexact, Selecting, State
+from resireduce.compressors.base import Agreeing, Inexact, Selecting, State, count
 from resireduce.core.messages import Payload, Rounds
-from resireduce.errors import check_count
 from resireduce.kernels.codes import pack_codes, unpack_codes
 from resireduce.kernels.ops import norms_of_blocks
 from resireduce.pieces import share, slices
@@ -26,12 +25,8 @@ class Chunked(Selecting, Inexact):
     SparseLoCo", 2025, arXiv 2508.15706.
     """
 
-    chunk: int = 4096
+    chunk: int = count(4096, 2, "elements")
     """Elements of a chunk, 2 or more."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("chunk", self.chunk, 2, "elements")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return places and codes in planes of bits, and two levels, in float32 (float64 of float64)."""
@@ -50,7 +45,7 @@ class Chunked(Selecting, Inexact):
         levels = torch.stack((_mean(magnitudes, ~large), _mean(magnitudes, large)))
         codes = large.to(torch.uint8) | (values < 0).to(torch.uint8) << 1
         packed = (pack_codes(places.view(-1), width), pack_codes(codes, 2))
-        return Payload.pack(*(planes.view(-1) for planes in packed), levels, like=grad, source=(name, step))
+        return Payload.pack(*(planes.view(-1) for planes in packed), levels, like=grad)
 
     def sent_indices(self, payload: Payload) -> Tensor:
         """Return the flat indices that the payload holds: 1-D int64; beyond the end where a chunk was filled up."""
@@ -89,12 +84,8 @@ class L1Chunks(Agreeing, Selecting):
     clusters: ImageNet/AlexNet training in 1.5 minutes", arXiv 1902.06855, 2019, which the release of DGC wishes for.
     """
 
-    size: int = 256
+    size: int = count(256, 1, "elements")
     """Elements of a chunk."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("size", self.size, 1, "elements")
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
         flat = grad.view(-1)

@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Momentum, Selecting
+from resireduce.compressors.base import Momentum, Selecting, count, number
 from resireduce.compressors.thresholds import few_reaching, reaching_or_largest
 from resireduce.compressors.topk import SparseCompressor
-from resireduce.errors import check, check_count, is_number
 from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
@@ -33,16 +32,11 @@ class DGC(Selecting, SparseCompressor):
 
     equal_sizes: ClassVar[bool] = False
 
-    momentum_factor: float = 0.0
+    momentum_factor: float = number(0.0, below=1)
     """Momentum formed on each rank before compression, in place of the optimizer's, which must be 0 (section 3.1)."""
     nesterov: bool = False
     masking: bool = True
     """Momentum factor masking (section 3.2): the velocity is set to zero where it was sent."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        factor = self.momentum_factor
-        check("momentum_factor", factor, is_number(factor) and 0 <= factor < 1, "a number, 0 <= it < 1")
 
     @property
     def momentum(self) -> Momentum | None:
@@ -74,11 +68,7 @@ class DGC(Selecting, SparseCompressor):
 class DGCMomentum(DGC):
     """DGC in full but for clipping and warm-up, which depend on the training: momentum correction, half precision."""
 
-    momentum_factor: float = 0.9
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        return cls(density, half=True)
+    momentum_factor: float = number(0.9, below=1)
 
 
 @dataclass(frozen=True)
@@ -95,12 +85,8 @@ class DGCSimple(Selecting, SparseCompressor):
 
     equal_sizes: ClassVar[bool] = False
 
-    rounds: int = 10
+    rounds: int = count(10)
     """How often the threshold is changed at most: 10 in GRACE, 2 in the code released with the ResiReduce paper."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("rounds", self.rounds)
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         n, threshold = flat.numel(), self._estimate(flat, name, step)

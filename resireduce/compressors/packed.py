@@ -1,14 +1,11 @@
-"""Values and indices whose gaps are in Golomb-Rice code."""
+"""Values, and the gaps between indices in Golomb-Rice code: Sattler et al., "Sparse binary compression: towards
+distributed deep learning with minimal communication", IJCNN 2019, which has Golomb's codes; here Rice's."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Compressor, Momentum, State
-from resireduce.compressors.dgc import DGC
-from resireduce.compressors.topk import SparseCompressor, TopK
 from resireduce.core.messages import Payload
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
 
@@ -58,75 +55,19 @@ HEADER = 8
 """Bytes before the values: one int64, the number of values x 256 + the width of the codes."""
 
 
-@dataclass(frozen=True)
-class Packed(Compressor):
-    """Sends what top-k selects, values as they are, and of each index the gap before it, in Golomb-Rice code.
-
-    Another compressor, given as `of`, can select instead. Indices at random places need at least n x H(k / n) bits, H
-    the binary entropy, and take a hundredth more; those that lie together take fewer. The length of a message depends
-    on this.
-
-    Source: Indices at little more than their entropy: Sattler et al., "Sparse binary compression: towards distributed
-    deep learning with minimal communication", IJCNN 2019, which has Golomb's codes of the gaps between them; here
-    Rice's.
-    """
-
-    equal_sizes: ClassVar[bool] = False
-
-    of: SparseCompressor
-    """Selects the elements; its values are sent as it rounds them, if it does."""
-
-    @property
-    def exact(self) -> bool:
-        return self.of.exact
-
-    @property
-    def momentum(self) -> Momentum | None:
-        return self.of.momentum
-
-    @property
-    def memory(self) -> str:
-        return self.of.memory
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        return cls(TopK(density))
-
-    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return one buffer of bytes: a header, values, codes of the gaps between indices."""
-        return self.compress_with(grad, name, step, self.state(grad.shape, grad))
-
-    def state(self, shape: torch.Size, like: Tensor) -> State:
-        return self.of.state(shape, like)
-
-    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        values, indices = self.of.compress_with(grad, name, step, state).parts()
-        width, codes = encode(indices.long(), grad.numel())
-        header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=grad.device)
-        parts = (header.view(torch.uint8), values.view(torch.uint8), codes)
-        return Payload.pack(torch.cat(parts), like=grad, source=(name, step))
-
-    def sent_indices(self, payload: Payload) -> Tensor:
-        return self.of.sent_indices(self._unpacked(payload))
-
-    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        return self.of.add_(dense, self._unpacked(payload), scale)
-
-    def _unpacked(self, payload: Payload) -> Payload:
-        like = torch.empty(payload.shape, dtype=payload.dtype, device="meta")
-        dtype = torch.float16 if self.of.half else payload.dtype
-        # Without storage their number is unknown; decoded, they are few beside the tensor.
-        header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
-        count, width = header >> 8, header & 255
-        stop = HEADER + count * dtype.itemsize
-        values = payload.buffer[HEADER:stop].clone().view(dtype)
-        return Payload.pack(values, decode(payload.buffer[stop:], width, count), like=like)
+def pack(values: Tensor, indices: Tensor, like: Tensor) -> Payload:
+    """Return a payload of a gradient `like` this, one part of bytes: a header, 1-D `values`, codes of 1-D `indices`."""
+    width, codes = encode(indices, like.numel())
+    header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=like.device)
+    return Payload.pack(torch.cat((header.view(torch.uint8), values.view(torch.uint8), codes)), like=like)
 
 
-@dataclass(frozen=True)
-class PackedDGC(Packed):
-    """Sends what DGC selects, values as they are, and of each index the gap before it, in Golomb-Rice code."""
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        return cls(DGC(density))
+def unpack(payload: Payload, dtype: torch.dtype) -> Payload:
+    """Return what `pack` has packed: two parts, values of this `dtype` and int64 indices."""
+    # Without storage their number is unknown; decoded, they are few beside the tensor.
+    header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
+    count, width = header >> 8, header & 255
+    stop = HEADER + count * dtype.itemsize
+    values = payload.buffer[HEADER:stop].clone().view(dtype)
+    unpacked = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
+    return replace(unpacked, shape=payload.shape, dtype=payload.dtype)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Agreeing, Inexact, State
+from resireduce.compressors.base import Agreeing, Inexact, State, checked, count
 from resireduce.core.messages import Payload, Rounds
-from resireduce.errors import check, check_count, is_number
+from resireduce.errors import is_number
 from resireduce.pieces import generator, row_pieces
 
 # --- Orthonormal vectors, by Gram and Schmidt ---
@@ -44,15 +44,10 @@ class PowerSGD(Agreeing, Inexact):
     step would set a column of Q to zero, as a gradient of zeros does, that column stays as it was.
     """
 
-    rank: int = 2
+    rank: int = count(2, 1, "columns")
     """Columns of each matrix, at most the smaller side of the gradient."""
-    min_compression_rate: float = 2.0
+    min_compression_rate: float = checked(2.0, lambda rate: is_number(rate) and rate > 0, "a number greater than 0")
     """How many times larger than its payload a tensor must be; others are sent dense, and have no residual."""
-
-    def __post_init__(self) -> None:
-        check_count("rank", self.rank, 1, "columns")
-        rate = self.min_compression_rate
-        check("min_compression_rate", rate, is_number(rate) and rate > 0, "a number greater than 0")
 
     def compresses(self, shape: torch.Size) -> bool:
         rows, columns = _sides(shape)

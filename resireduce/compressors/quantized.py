@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.compressors.base import Collective, Inexact, add_where_
-from resireduce.core.messages import Message, Payload, Round, Summed, unfilled
-from resireduce.errors import check, check_count, is_count, is_number
+from resireduce.compressors.base import Collective, Inexact, add_where_, checked, count
+from resireduce.core.messages import Message, Payload, Round, Summed
+from resireduce.errors import is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
 from resireduce.kernels.ops import in_one_launch, infinity_norm, norms_of_blocks
 from resireduce.pieces import generator, is_host, pieces, spread, worth_a_piece
@@ -54,8 +54,6 @@ class Fp16(Inexact):
 
         On a GPU the number of launches does not depend on how many there are.
         """
-        if type(self) is not Fp16:
-            return super().send(sums, finiteness)
         finiteness.look_later_(sums)
         dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
         add_where_(dense, added)
@@ -70,8 +68,6 @@ class Fp16(Inexact):
         return Summed([one.name for one in sums], self, payloads, buffer)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        if type(self) is not Fp16:
-            return super().combine_each_(targets, payloads, scale)
         private.zero_each_([*targets])
         _add_each_(targets, [summed.buffer.view(summed.shape) for (summed,) in payloads], scale)
 
@@ -107,29 +103,23 @@ class Block8(Inexact):
     most: ClassVar[int] = 127
     """The greatest whole number that they hold beside a sign."""
 
-    block: int = 256
+    block: int = checked(
+        256, lambda one: is_count(one) and one and not one % BYTE, f"a number of elements, a multiple of {BYTE}"
+    )
     """Elements that share a scale, a multiple of 8."""
-
-    def __post_init__(self) -> None:
-        is_allowed = is_count(self.block) and self.block >= BYTE and not self.block % BYTE
-        check("block", self.block, is_allowed, f"a number of elements, a multiple of {BYTE}")
 
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
         """Return the message of a bucket, whose `sums` are all formed and rounded at once: on a GPU in one launch."""
-        if type(self) not in (Block8, Block4):  # a subclass may round otherwise
-            return super().send(sums, finiteness)
         finiteness.look_later_(sums)
         dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
         shapes = [(self._shape(one.numel()), -(-one.numel() // self.block)) for one in dense]
         wide = torch.promote_types(dense[0].dtype, torch.float32)
         layouts = [((torch.uint8, rows * columns), (wide, blocks)) for (rows, columns), blocks in shapes]
-        buffer, parts = unfilled(layouts, dense[0].device)
-        payloads = [
-            Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
-        ]
+        buffer, payloads = Payload.unfilled(layouts, dense)
         if self._in_one_launch(dense):
             from resireduce.kernels.gpu.blocks import compress_blocks_
 
+            parts = [one.buffer for one in payloads]
             compress_blocks_([*zip(dense, added, strict=True)], parts, self.block, self.bits)
         else:
             add_where_(dense, added)
@@ -141,15 +131,16 @@ class Block8(Inexact):
         return Message([one.name for one in sums], self, payloads, buffer)
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        if type(self) not in (Block8, Block4) or not self._in_one_launch(targets):
+        if not self._in_one_launch(targets):
             return super().combine_each_(targets, payloads, scale)
         from resireduce.kernels.gpu.blocks import add_blocks_
 
         add_blocks_(targets, [[one.buffer for one in own] for own in payloads], self.block, self.bits, scale, True)
 
     def _in_one_launch(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether they are on a GPU whose kernels take blocks of this size: a power of two, from 16 to 4096."""
-        return in_one_launch(tensors) and self.block in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+        """Whether they are on a GPU whose kernels know such levels, and blocks of this size: a power of two."""
+        is_known = (self.bits, self.most) in ((8, 127), (4, 7)) and self.block in [1 << power for power in range(4, 13)]
+        return is_known and in_one_launch(tensors)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
@@ -199,14 +190,10 @@ class Fp8(Inexact):
     Source: Floats of 8 bits: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv 2209.05433.
     """
 
-    form: str = "e4m3"
+    form: str = checked("e4m3", FLOATS.__contains__, " or ".join(FLOATS))
     """e4m3: three bits of mantissa; e5m2: two, and a wider range."""
-    block: int = 256
+    block: int = count(256, 1, "elements")
     """Elements that share a scale."""
-
-    def __post_init__(self) -> None:
-        check("form", self.form, self.form in FLOATS, " or ".join(FLOATS))
-        check_count("block", self.block, 1, "elements")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return floats of all elements, as bytes, and the largest of all blocks in float32 (float64 of float64)."""
@@ -246,14 +233,10 @@ class QSGD(Inexact):
 
     unbiased: ClassVar[bool] = True
 
-    norm: float = 2.0
+    norm: float = checked(2.0, lambda norm: norm in (2, math.inf), "2 or infinity")
     """Which norm a bucket is scaled by: 2 (the paper's) or infinity."""
-    bucket: int | None = 128
+    bucket: int | None = count(128, 1, "elements", or_none=True)
     """Elements that share a norm, 1 or more; None: the whole tensor."""
-
-    def __post_init__(self) -> None:
-        check("norm", self.norm, self.norm in (2, math.inf), "2 or infinity")
-        check_count("bucket", self.bucket, 1, "elements", or_none=True)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""
@@ -287,14 +270,6 @@ class QSGD(Inexact):
 
 
 @dataclass(frozen=True)
-class QSGDMax(QSGD):
-    """QSGD with one bucket, whose norm is the largest magnitude, as in the code released with the ResiReduce paper."""
-
-    norm: float = torch.inf
-    bucket: int | None = None
-
-
-@dataclass(frozen=True)
 class TernGrad(Inexact):
     """Sends -s, 0 or s for every element, in two bits: s its sign with probability |x| / s, s the largest magnitude.
 
@@ -305,12 +280,10 @@ class TernGrad(Inexact):
     NeurIPS 2017.
     """
 
-    clip: float | None = 2.5
+    clip: float | None = checked(
+        2.5, lambda clip: clip is None or (is_number(clip) and clip > 0), "a number of deviations, more than 0, or None"
+    )
     """In deviations, more than 0; None: nothing is clipped."""
-
-    def __post_init__(self) -> None:
-        is_allowed = self.clip is None or (is_number(self.clip) and self.clip > 0)
-        check("clip", self.clip, is_allowed, "a number of deviations, more than 0, or None")
 
     @property
     def unbiased(self) -> bool:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Inexact, Momentum
+from resireduce.compressors.base import Inexact, Momentum, number
 from resireduce.core.messages import Payload
-from resireduce.errors import check, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
 from resireduce.pieces import pieces
 
@@ -23,20 +22,23 @@ def pack_signs(flat: Tensor) -> Tensor:
     return packed
 
 
-def add_signs_(dense: Tensor, packed: Tensor, plus: Tensor, minus: Tensor, scale: float) -> Tensor:
-    """Add `scale` x `minus` to `dense` where bits of `packed` are 1, and `scale` x `plus` elsewhere; return `dense`.
+@dataclass(frozen=True)
+class Signs(Inexact):
+    """The common base of compressors that send a bit for each element, and one number, which bits negate, or two."""
 
-    dense: contiguous. plus, minus: one number each, of any dtype.
-    """
-    flat = dense.view(-1)
-    for piece in pieces(flat.numel(), BYTE):
-        negative = unpack_bits(packed[octets(piece)], piece.stop - piece.start).bool()
-        flat[piece].add_(torch.where(negative, minus, plus).to(flat.dtype), alpha=scale)
-    return dense
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        packed, numbers = payload.parts()
+        numbers = numbers.to(dense.dtype)
+        plus, minus = numbers if len(numbers) == 2 else (numbers, -numbers)
+        flat = dense.view(-1)
+        for piece in pieces(flat.numel(), BYTE):
+            negative = unpack_bits(packed[octets(piece)], piece.stop - piece.start).bool()
+            flat[piece].add_(torch.where(negative, minus, plus), alpha=scale)
+        return dense
 
 
 @dataclass(frozen=True)
-class SignSGD(Inexact):
+class SignSGD(Signs):
     """Sends the sign of every element, in one bit; what comes back is what more ranks sent, +1 or -1; +1 of as many.
 
     Zeros count as positive; a rank whose tensor is all zeros has no vote, and if no rank votes, zeros come back. The
@@ -49,15 +51,7 @@ class SignSGD(Inexact):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return signs, eight per byte, and a byte that is 1 if this rank votes."""
         flat = grad.view(-1)
-        votes = torch.zeros(1, dtype=torch.bool, device=flat.device)
-        for piece in pieces(flat.numel()):
-            votes |= flat[piece].any()
-        return Payload.pack(pack_signs(flat), votes.to(torch.uint8), like=grad)
-
-    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        packed, votes = payload.parts()
-        one = votes.to(dense.dtype)
-        return add_signs_(dense, packed, one, -one, scale)
+        return Payload.pack(pack_signs(flat), flat.any().view(1).to(torch.uint8), like=grad)
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
         """Overwrite `dense` with the majority vote of the ranks, counted in integers; return it."""
@@ -85,12 +79,8 @@ class Signum(SignSGD):
     fault tolerant", ICLR 2019, algorithm 1.
     """
 
-    momentum_factor: float = 0.9
+    momentum_factor: float = number(0.9, below=1)
     """m, with 0 <= m < 1; 0 is signSGD."""
-
-    def __post_init__(self) -> None:
-        factor = self.momentum_factor
-        check("momentum_factor", factor, is_number(factor) and 0 <= factor < 1, "a number, 0 <= it < 1")
 
     @property
     def momentum(self) -> Momentum | None:
@@ -98,7 +88,7 @@ class Signum(SignSGD):
 
 
 @dataclass(frozen=True)
-class EFSignSGD(Inexact):
+class EFSignSGD(Signs):
     """Sends the sign of every element, in one bit, and the mean of all magnitudes: |g|_1 / n x sign(g), algorithm 1.
 
     Zeros count as positive. What the ranks send is averaged (the released benchmark codes sum it).
@@ -116,13 +106,9 @@ class EFSignSGD(Inexact):
         mean.clamp_(max=torch.finfo(mean.dtype).max)  # rounding up may have taken it beyond
         return Payload.pack(pack_signs(flat), mean.to(torch.promote_types(flat.dtype, torch.float32)), like=grad)
 
-    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        packed, mean = payload.parts()
-        return add_signs_(dense, packed, mean, -mean, scale)
-
 
 @dataclass(frozen=True)
-class OneBit(Inexact):
+class OneBit(Signs):
     """Sends one bit an element, and the two values that the bits stand for: the means of negative and of other
     elements.
 
@@ -145,7 +131,3 @@ class OneBit(Inexact):
         largest = torch.finfo(sums.dtype).max  # beyond which rounding up may take them
         means = sums.div_(counts.clamp_(min=1).div_(flat.numel())).clamp_(-largest, largest)
         return Payload.pack(pack_signs(flat), means.to(torch.promote_types(flat.dtype, torch.float32)), like=grad)
-
-    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        packed, means = payload.parts()
-        return add_signs_(dense, packed, means[0], means[1], scale)

@@ -3,17 +3,18 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import NormalDist
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Selecting, State
+from resireduce.compressors.base import Selecting, State, count, number
 from resireduce.compressors.topk import SparseCompressor
 from resireduce.core.messages import Payload
-from resireduce.errors import check, check_count, choose, is_number
+from resireduce.errors import choose
 from resireduce.kernels.ops import infinity_norm
 from resireduce.pieces import pieces, share, slices
 
@@ -182,12 +183,8 @@ class Threshold(SparseCompressor):
 
     equal_sizes: ClassVar[bool] = False
 
-    threshold: float = 0.01
+    threshold: float = number(0.01)
     """In the unit of the gradient, 0 or more."""
-
-    def __post_init__(self) -> None:
-        is_allowed = is_number(self.threshold) and 0 <= self.threshold < math.inf
-        check("threshold", self.threshold, is_allowed, "a number, 0 or more")
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         if flat.is_meta:
@@ -225,12 +222,8 @@ class GaussianK(Estimating):
     Source: Gaussian-k: Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772.
     """
 
-    rounds: int = 3
+    rounds: int = count(3)
     """How often the threshold is changed at most: 3 in the code released with SIDCo, 4 in that with ADTopk."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("rounds", self.rounds)
 
     def passing(self, flat: Tensor, k: int) -> Tensor:
         found = moments(values(flat))
@@ -290,7 +283,8 @@ class RedSyncTrim(RedSync):
         return passed
 
 
-FITS = ("exponential", "pareto", "gamma")
+FITS = {"exponential": "SIDCo", "pareto": "SIDCoPareto", "gamma": "SIDCoGamma"}
+"""Distributions, and what saved states call a compressor that fits them."""
 FIRST = 0.25
 """Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
 
@@ -310,15 +304,14 @@ class SIDCo(Estimating):
     training systems", MLSys 2021.
     """
 
-    fit: str = "exponential"
+    fit: str = field(default="exponential", metadata={"check": partial(choose, allowed=FITS)})
     """exponential; pareto: the generalised Pareto distribution; gamma, with pareto in later stages."""
-    stages: int | None = None
+    stages: int | None = count(None, 1, or_none=True)
     """A fixed M; None: it is adapted."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("fit", self.fit, FITS)
-        check_count("stages", self.stages, 1, or_none=True)
+    @property
+    def memory(self) -> str:
+        return f"{FITS[self.fit]} with no momentum"
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the number of stages, the calls since it was adapted, and the sum of what they sent, as parts of k."""
@@ -368,17 +361,3 @@ class SIDCo(Estimating):
         if self.fit == "exponential":
             return exponential(found.mean - least, part)
         return generalised_pareto(found.mean - least, found.variance, part)
-
-
-@dataclass(frozen=True)
-class SIDCoPareto(SIDCo):
-    """SIDCo with a generalised Pareto distribution in each stage."""
-
-    fit: str = "pareto"
-
-
-@dataclass(frozen=True)
-class SIDCoGamma(SIDCo):
-    """SIDCo with a gamma distribution in the first stage, and a generalised Pareto in the others."""
-
-    fit: str = "gamma"

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
-from resireduce.core.messages import Message, Payload, Ragged, Round, unfilled
+from resireduce.compressors.packed import pack, unpack
+from resireduce.core.messages import Message, Payload, Ragged, Round
 from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
@@ -25,6 +26,13 @@ class SparseCompressor(Compressor):
 
     half: bool = field(default=False, kw_only=True)
     """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
+    coded: bool = field(default=False, kw_only=True)
+    """Whether indices travel as the gaps between them, in Golomb-Rice code (`packed.py`): at random places a hundredth
+    more than n x H(k / n) bits, H the binary entropy, and fewer where they lie together. Messages differ in length."""
+
+    @property
+    def equal_sizes(self) -> bool:
+        return not self.coded
 
     @property
     def exact(self) -> bool:
@@ -49,13 +57,19 @@ class SparseCompressor(Compressor):
             if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
                 kept = values.nonzero().view(-1)
                 values, indices = values[kept], indices[kept]
+        if self.coded:
+            return pack(values, indices, grad)
         kind = Payload if self.equal_sizes else Ragged
-        return kind.pack(values, narrowed(indices, grad), like=grad)
+        return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
+
+    def _unpacked(self, payload: Payload) -> Payload:
+        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        return payload.parts()[1].long()
+        return self._unpacked(payload).parts()[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        payload = self._unpacked(payload)
         (dtype, count), (index_dtype, _) = payload.layout
         known = (dtype, index_dtype) == (torch.float32, torch.int32)  # as compiled code takes them
         if known and add_sent_each_([(dense, [(payload.buffer, count)])], scale, zero=False):
@@ -65,9 +79,9 @@ class SparseCompressor(Compressor):
         return dense
 
 
-def narrowed(indices: Tensor, like: Tensor) -> Tensor:
-    """Return flat `indices` of a tensor `like` this one as they travel: int32, and int64 from 2^31 elements on."""
-    return indices.to(torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64)
+def index_dtype(like: Tensor) -> torch.dtype:
+    """Return in which dtype flat indices of a tensor `like` this one travel: int32, and int64 from 2^31 elements on."""
+    return torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
 
 
 def largest_without_zeros(flat: Tensor, k: int) -> Tensor:
@@ -91,10 +105,10 @@ class TopK(Selecting, SparseCompressor):
 
         On a GPU the kernels that add gradients to residuals look for NaN.
         """
-        if type(self) is not TopK:  # a subclass may select others
+        if self.half or self.coded:
             return super().send(sums, finiteness)
         checked = [one.gradient for one in sums if one.gradient is not None]
-        looks = len(checked) == len(sums) and self._in_kernels(checked) and all(one.is_addition for one in sums)
+        looks = len(checked) == len(sums) and in_one_launch(checked) and all(one.is_addition for one in sums)
         if not looks:
             finiteness.look_later_(sums)
             checked = []
@@ -106,9 +120,6 @@ class TopK(Selecting, SparseCompressor):
         del pairs, checked  # an update may free what was added before it stores anew
         sums[0].feedback.keep_rests_(sums, payloads, rests, norms)
         return Message(names, self, payloads, buffer)
-
-    def _in_kernels(self, tensors: Sequence[Tensor]) -> bool:
-        return not self.half and in_one_launch(tensors)
 
     def take_from_sums_(
         self, pairs: Sequence[tuple[Tensor, Tensor | None]], checked: Sequence[Tensor], weighs: bool = False
@@ -124,33 +135,27 @@ class TopK(Selecting, SparseCompressor):
         """
         dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]
-        layouts = [self._layout(one, k) for one, k in zip(dense, ks, strict=True)]
-        buffer, parts = unfilled(layouts, dense[0].device)
-        payloads = [
-            Payload(part, layout, one.shape, one.dtype) for part, layout, one in zip(parts, layouts, dense, strict=True)
-        ]
-        if self._in_kernels(dense):
+        layouts = [((one.dtype, k), (index_dtype(one), k)) for one, k in zip(dense, ks, strict=True)]
+        buffer, payloads = Payload.unfilled(layouts, dense)
+        parts = [one.buffer for one in payloads]
+        if in_one_launch(dense):
             from resireduce.kernels.gpu import bucket
 
             room, norms = bucket.room_for_norms(dense) if weighs else (None, ())
             return buffer, payloads, bucket.compress_topk_(pairs, ks, parts, checked, room), norms
-        if self.half or not largest_each([*zip(dense, ks, added, parts, strict=True)]):
+        if not largest_each([*zip(dense, ks, added, parts, strict=True)]):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
         return buffer, payloads, None, ()
 
-    def _layout(self, dense: Tensor, k: int) -> tuple[tuple[torch.dtype, int], ...]:
-        index = torch.int32 if dense.numel() <= torch.iinfo(torch.int32).max else torch.int64
-        return (torch.float16 if self.half else dense.dtype, k), (index, k)
-
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         sent = [
             (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
             for dense, own in zip(targets, payloads, strict=True)
         ]
-        if type(self) is not TopK or self.half or not add_sent_each_(sent, scale, zero=True):
+        if self.half or self.coded or not add_sent_each_(sent, scale, zero=True):
             super().combine_each_(targets, payloads, scale)
 
 

@@ -32,7 +32,7 @@ class Block8TwoPhase(Agreeing, Inexact):
 
     collective: ClassVar[Collective] = "rounds"
     state_of_ranks: ClassVar[bool] = True
-    rounds_merge: ClassVar[bool] = True
+    merges: ClassVar[bool] = True
 
     quantiser: Compressor = BLOCK8
     """Makes both messages of a part: any compressor whose payloads have one size, and are made without a draw."""

@@ -52,7 +52,7 @@ class DeMo(Selecting, Inexact):
             if near:
                 values[at] *= tiles.hold(part, tiles.backward(values[at], chosen))[..., None]
             places[at] = chosen
-        return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
+        return Payload.pack(values.view(-1), places.view(-1), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         tiles = _Tiles(dense)

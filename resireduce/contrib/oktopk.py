@@ -1,6 +1,5 @@
 """Ok-Topk: the largest elements of the sum over all ranks, by exchanges among all of them."""
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,11 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Agreeing, Collective, Selecting, State
+from resireduce.compressors.base import Agreeing, Collective, Selecting, State, count, number
 from resireduce.compressors.thresholds import few_reaching, not_above, planned
-from resireduce.compressors.topk import largest_without_zeros, narrowed
+from resireduce.compressors.topk import index_dtype, largest_without_zeros
 from resireduce.core.messages import AllGather, AllToAll, Payload, Ragged, Rounds
-from resireduce.errors import check, check_count, is_number
 from resireduce.pieces import share
 
 RAISES, RAISE = 5, 1.03
@@ -117,26 +115,18 @@ class OkTopK(Agreeing, Selecting):
     equal_sizes: ClassVar[bool] = False
     state_of_ranks: ClassVar[bool] = True
 
-    local_every: int = 32
+    local_every: int = count(32, 1)
     """Steps between exact thresholds of a rank: 32 for VGG in the release, 128 for BERT."""
-    global_every: int = 32
+    global_every: int = count(32, 1)
     """Steps between exact common thresholds."""
-    regions_every: int = 64
+    regions_every: int = count(64, 1)
     """Steps between new divisions into regions."""
-    local_factor: float = 1.012
+    local_factor: float = number(1.012, 1)
     """Factor by which a rank's threshold changes from step to step: 1.012 for VGG in the release, 1.025 for BERT."""
-    global_factor: float = 1.008
+    global_factor: float = number(1.008, 1)
     """Factor by which the common threshold changes."""
     ranks: int = 1
     """How many regions there are; `for_world` sets it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("local_every", "global_every", "regions_every"):
-            check_count(name, getattr(self, name), 1)
-        for name in ("local_factor", "global_factor"):
-            factor = getattr(self, name)
-            check(name, factor, is_number(factor) and 1 <= factor < math.inf, "a number, 1 or more")
 
     def for_world(self, world_size: int) -> "OkTopK":
         return replace(self, ranks=world_size)
@@ -170,10 +160,10 @@ class OkTopK(Agreeing, Selecting):
         sums = summed([unpaired(one, wide) for one in (yield asked)])
         (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
         used = mine if mine.is_meta else mine[torch.isin(mine, places, assume_unique=True)]
-        own = Ragged.pack(flat[used].to(wide), narrowed(used, grad), like=grad)
+        own = Ragged.pack(flat[used].to(wide), used.to(index_dtype(grad)), like=grad)
         return replace(
             own,
-            known=Ragged.pack(values, narrowed(places, grad), like=grad).buffer,
+            known=Ragged.pack(values, places.to(index_dtype(grad)), like=grad).buffer,
             rounds_bytes=told + asked.tensor.nbytes + offered - own.nbytes,
             learnt={"common": torch.tensor(common, dtype=torch.float64, device=flat.device), "starts": starts},
         )

@@ -53,11 +53,26 @@ class Payload:
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
             return cls(parts[0], layout, like.shape, like.dtype, **fields)
-        buffer, _ = unfilled([layout], parts[0].device, cls.alignment)
-        payload = cls(buffer, layout, like.shape, like.dtype, **fields)
+        _, (payload,) = cls.unfilled([layout], [like], **fields)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
         return payload
+
+    @classmethod
+    def unfilled(
+        cls, layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], like: Sequence[Tensor], **fields: Any
+    ) -> tuple[Tensor, list[Self]]:
+        """Return a buffer on the device of gradients `like` these, and their payloads in it, of several parts each.
+
+        Each is padded by zeros to a multiple of `alignment` bytes. fields: the payloads', from `source` on.
+        """
+        sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
+        padded = [-(-size // cls.alignment) * cls.alignment for size in sizes]
+        make = torch.zeros if padded != sizes else torch.empty  # one launch, however many are padded
+        buffer = make(sum(padded), dtype=torch.uint8, device=like[0].device)
+        parts = buffer.split(padded) if len(padded) > 1 else [buffer]
+        each = zip(parts, layouts, like, strict=True)
+        return buffer, [cls(part, layout, one.shape, one.dtype, **fields) for part, layout, one in each]
 
     def parts(self) -> tuple[Tensor, ...]:
         """Return the parts as views of the buffer, in the order in which they were packed."""
@@ -108,23 +123,6 @@ class Ragged(Payload):
         return replace(self, buffer=buffer, layout=tuple((dtype, count) for dtype, _ in self.layout))
 
 
-def unfilled(
-    layouts: Sequence[tuple[tuple[torch.dtype, int], ...]], device: torch.device, alignment: int = ALIGNMENT
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return a buffer on `device` for payloads of several parts, padded by zeros to multiples of `alignment` bytes, and
-    its part for each layout."""
-    sizes = [sum(dtype.itemsize * numel for dtype, numel in layout) for layout in layouts]
-    padded = [-(-size // alignment) * alignment for size in sizes]
-    if len(layouts) == 1:
-        buffer = torch.empty(padded[0], dtype=torch.uint8, device=device)
-        if padded > sizes:
-            buffer[sizes[0] :].zero_()
-        return buffer, [buffer]
-    make = torch.zeros if padded != sizes else torch.empty  # one launch, however many are padded
-    buffer = make(sum(padded), dtype=torch.uint8, device=device)
-    return buffer, buffer.split(padded)
-
-
 # --- The message of a bucket ---
 
 
@@ -157,31 +155,26 @@ class Message:
 
         Gathered ones are aligned and, unless the compressor has `equal_sizes`, preceded by their sizes.
         """
-        if len(payloads) == 1:
-            return cls(names, compressor, payloads, payloads[0].buffer)
-        buffer, parts = cls._joined(compressor, payloads)
-        own = [payload.holding(part) for payload, part in zip(payloads, parts, strict=True)]
-        return cls(names, compressor, own, buffer)
+        message = cls(names, compressor, payloads, payloads[0].buffer)
+        if len(payloads) > 1:
+            message.buffer, parts = message._joined([one.buffer for one in payloads])
+            message.payloads = [payload.holding(part) for payload, part in zip(payloads, parts, strict=True)]
+        return message
 
-    @staticmethod
-    def _joined(compressor: "Compressor", payloads: Sequence[Payload]) -> tuple[Tensor, Sequence[Tensor]]:
-        sizes = [payload.buffer.nbytes for payload in payloads]
-        nbytes = sum(map(_aligned, sizes)) + (0 if compressor.equal_sizes else SIZE_BYTES * len(sizes))
-        buffer = torch.zeros(nbytes, dtype=torch.uint8, device=payloads[0].buffer.device)
-        if not compressor.equal_sizes:
-            _header(buffer, len(sizes)).copy_(torch.tensor(sizes, device=buffer.device))
-        parts = _cut(buffer, sizes, payloads, compressor.equal_sizes)
-        private.copy_each_([*parts], [payload.buffer for payload in payloads])
-        return buffer, parts
+    def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        sizes = [one.nbytes for one in buffers]
+        header = 0 if self.compressor.equal_sizes else SIZE_BYTES * len(sizes)
+        message = torch.zeros(header + sum(map(_aligned, sizes)), dtype=torch.uint8, device=buffers[0].device)
+        if header:
+            message[:header].view(torch.int64).copy_(torch.tensor(sizes, device=message.device))
+        parts = self._parts(message, sizes)
+        private.copy_each_(parts, [*buffers])
+        return message, parts
 
     @property
     def nbytes(self) -> int:
         """Bytes that this rank sends, in all rounds."""
         return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
-
-    def gathered_nbytes(self, ranks: int) -> int:
-        """Return the bytes of the messages of all `ranks`, if they are gathered; 0 if they are summed in place."""
-        return self.is_gathered * ranks * self.nbytes
 
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective, if any."""
@@ -201,7 +194,10 @@ class Message:
         places: which of the tensors, counted from 0. into: for each, the contiguous tensor that receives it; None: it
         comes in new memory, or in that of the message. scale: 1 / number of ranks.
         """
-        self._learn(places, states)
+        for place in () if self.is_gathered else places:
+            name, payload = self.names[place], self.payloads[place]
+            if name in states.held:
+                self.compressor.learn_(states.working(name), payload.received(self.received[place][0]))
         payloads = [[*map(self.payloads[place].received, self.received[place])] for place in places]
         averages = [
             torch.empty(own[0].shape, dtype=own[0].dtype, device=own[0].buffer.device) if to is None else to
@@ -216,13 +212,16 @@ class Message:
 
     def _of_rank(self, message: Tensor) -> list[Tensor]:
         """Return the payloads' buffers in the `message` of a rank: views of it."""
-        equal = self.compressor.equal_sizes
-        known = equal or message.is_meta
-        sizes = [payload.buffer.nbytes for payload in self.payloads]
-        return _cut(message, sizes if known else _header(message, len(sizes)).tolist(), self.payloads, equal)
+        if self.compressor.equal_sizes or message.is_meta:
+            return self._parts(message, [payload.buffer.nbytes for payload in self.payloads])
+        return self._parts(message, message[: SIZE_BYTES * len(self.payloads)].view(torch.int64).tolist())
 
-    def _learn(self, places: Sequence[int], states: "CompressorStates") -> None:
-        """Do nothing: only sums over all ranks are learnt from."""
+    def _parts(self, message: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        first = [] if self.compressor.equal_sizes else [SIZE_BYTES * len(sizes)]
+        parts = message.split([*first, *map(_aligned, sizes)])[len(first) :]
+        exact = [part if len(part) == size else part[:size] for part, size in zip(parts, sizes, strict=True)]
+        dtypes = [payload.buffer.dtype for payload in self.payloads]
+        return [one if dtype == torch.uint8 else one.view(dtype) for one, dtype in zip(exact, dtypes, strict=True)]
 
 
 class Summed(Message):
@@ -230,10 +229,9 @@ class Summed(Message):
 
     is_gathered: ClassVar[bool] = False
 
-    @staticmethod
-    def _joined(compressor: "Compressor", payloads: Sequence[Payload]) -> tuple[Tensor, Sequence[Tensor]]:
-        buffer = torch.cat([payload.buffer for payload in payloads])
-        return buffer, buffer.split([payload.buffer.numel() for payload in payloads])
+    def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        message = torch.cat([*buffers])
+        return message, message.split([one.numel() for one in buffers])
 
     def launch(self, communicator: Communicator) -> None:
         """Launch the all-reduce."""
@@ -242,12 +240,6 @@ class Summed(Message):
     def _cut(self, result: Any) -> Sequence[Sequence[Tensor]]:
         sizes = [one.buffer.numel() for one in self.payloads]
         return [[part] for part in (result.split(sizes) if len(sizes) > 1 else [result])]
-
-    def _learn(self, places: Sequence[int], states: "CompressorStates") -> None:
-        for place in places:
-            name, payload = self.names[place], self.payloads[place]
-            if name in states.held:
-                self.compressor.learn_(states.working(name), payload.received(self.received[place][0]))
 
 
 class Dense(Summed):
@@ -290,22 +282,6 @@ class Found(Summed):
 
 MESSAGES = {"all_gather": Message, "all_reduce": Summed, "rounds": Found}
 """By how a compressor's payloads are combined, what they travel in."""
-
-
-def _header(message: Tensor, count: int) -> Tensor:
-    """Return the sizes at the beginning of a `message` of `count` payloads: int64, a view."""
-    return message[: SIZE_BYTES * count].view(torch.int64)
-
-
-def _cut(message: Tensor, sizes: Sequence[int], payloads: Sequence[Payload], equal_sizes: bool) -> list[Tensor]:
-    """Return the parts of a `message`, `sizes` bytes each, in the dtypes of the `payloads`: views."""
-    first = [] if equal_sizes else [SIZE_BYTES * len(sizes)]
-    parts = message.split([*first, *map(_aligned, sizes)])[len(first) :]
-    cut = []
-    for part, size, payload in zip(parts, sizes, payloads, strict=True):
-        exact = part if len(part) == size else part[:size]
-        cut.append(exact if payload.buffer.dtype == torch.uint8 else exact.view(payload.buffer.dtype))
-    return cut
 
 
 def _aligned(nbytes: int) -> int:
@@ -364,10 +340,6 @@ class Round:
         except StopIteration as made:
             return self.compressor.message(self.names, made.value)
 
-    def gathered_nbytes(self, ranks: int) -> int:
-        """Return 0, whatever the number of `ranks`: a round is received before the message is launched."""
-        return 0
-
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective by `communicator`, under a name that is unique for the first tensor."""
         asked, called = self.asked, f"{self.names[0]}#{self.number}"
@@ -398,7 +370,7 @@ def joined(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
         if not asked:
             return made
         if made or len({type(one) for one in asked}) > 1 or isinstance(asked[0], Tensor):
-            raise TypeError("rounds_merge: rounds of several tensors must ask for the same exchanges, and for no sums")
+            raise TypeError("merges: rounds of several tensors must ask for the same exchanges, and for no sums")
         if isinstance(asked[0], AllToAll):
             sizes = [one.sizes[0] for one in asked]
             for_ranks = zip(*(one.tensor.split(one.sizes) for one in asked), strict=True)

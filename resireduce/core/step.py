@@ -306,8 +306,8 @@ class UnderWay(deque[Bucket]):
 
     def has_room(self, bucket: Bucket) -> bool:
         """Whether the message of `bucket` may be launched before another one is received."""
-        assert bucket.message is not None
-        bucket.gathered_bytes = bucket.message.gathered_nbytes(self._feedback.communicator.world_size)
+        message, ranks = bucket.message, self._feedback.communicator.world_size
+        bucket.gathered_bytes = ranks * message.nbytes if isinstance(message, Message) and message.is_gathered else 0
         held = sum(one.gathered_bytes for one in self)
         return not (bucket.gathered_bytes and held and held + bucket.gathered_bytes > self._limit_bytes)
 

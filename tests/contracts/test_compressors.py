@@ -1,5 +1,7 @@
 """What single compressors send; test_compressor_properties has what holds for every gradient."""
 
+import math
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -10,7 +12,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.quantized import QSGD, Block4, Block8, Fp16, QSGDMax
+from resireduce.compressors.quantized import QSGD, Block4, Block8, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import RandomK, TopK
 from resireduce.core.messages import Payload
@@ -77,7 +79,7 @@ def test_randomk_draws_alike_from_name_and_step_and_sends_values_alone() -> None
     torch.testing.assert_close(mean, torch.full((8,), 0.25), rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("compressor", [QSGD(), QSGDMax(), QSGD(bucket=None)])
+@pytest.mark.parametrize("compressor", [QSGD(), QSGD(math.inf, None), QSGD(bucket=None)])
 def test_qsgd_of_values_whose_squares_overflow(compressor: QSGD) -> None:
     grad = gradient(30, 17) * 1e30
     payload = compressor.compress(grad, "w", 0)
@@ -167,9 +169,12 @@ def test_parts_of_any_dtypes_come_back_as_packed(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("made", [TopK(0.01), Fp16(), Block8(), Block4()])
-def test_what_a_subclass_sends_is_what_it_compresses(made: Compressor) -> None:
+def test_what_a_subclass_sends_is_what_it_compresses_and_what_comes_is_what_it_adds(made: Compressor) -> None:
     def half(self: Compressor, grad: torch.Tensor, name: str, step: int) -> Payload:
         return type(made).compress(self, grad / 2, name, step)
+
+    def twice(self: Compressor, dense: torch.Tensor, payload: Payload, scale: float = 1.0) -> torch.Tensor:
+        return type(made).add_(self, dense, payload, 2 * scale)
 
     def moved(compressor: Compressor) -> torch.Tensor:
         model = nn.Linear(120, 120, bias=False)
@@ -181,4 +186,7 @@ def test_what_a_subclass_sends_is_what_it_compresses(made: Compressor) -> None:
         return model.weight.detach()
 
     changed = type("Changed", (type(made),), {"compress": half})
-    assert torch.equal(moved(changed.from_density(0.01)), moved(made) / 2)
+    mixed = type("Mixed", (type("Half", (), {"compress": half}), type(made)), {})
+    for kind in (changed, mixed, type("Again", (mixed,), {})):
+        assert torch.equal(moved(kind.from_density(0.01)), moved(made) / 2)  # type: ignore[attr-defined]
+    assert torch.equal(moved(type("Added", (type(made),), {"add_": twice}).from_density(0.01)), moved(made) * 2)

@@ -14,7 +14,6 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.packed import Packed
 from resireduce.compressors.signs import Signum
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, UsageError
@@ -48,13 +47,13 @@ def both_ways(holder: DistributedOptimizer, state: dict[str, torch.Tensor], said
     [
         (DGC(0.05, momentum_factor=0.9), Signum()),
         (DGC(0.05, momentum_factor=0.9), DGC(0.05, momentum_factor=0.5)),
-        (Packed(DGC(0.05, momentum_factor=0.9)), Signum(0.9)),
+        (DGC(0.05, momentum_factor=0.9, coded=True), Signum(0.9)),
     ],
 )
 def test_velocities_that_another_compressor_saved(theirs: Compressor, ours: Compressor) -> None:
     state = distributed(seeded(Net), compressor=theirs).residual_state_dict()
     both_ways(distributed(seeded(Net), compressor=ours), state, "'made_by' is another one here")
-    same = [DGC(0.02, momentum_factor=0.9), Packed(DGC(0.02, momentum_factor=0.9))]
+    same = [DGC(0.02, momentum_factor=0.9), DGC(0.02, momentum_factor=0.9, coded=True)]
     for one in same:  # what they remember means the same
         distributed(seeded(Net), compressor=one).load_residual_state_dict(state)
     del state["made_by"]  # of an earlier version

@@ -1,6 +1,7 @@
 """Bits in bytes, indices in Golomb-Rice codes, and the compressors that send them."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resireduce.compressors.dgc import DGC
-from resireduce.compressors.packed import HEADER, Packed, decode, encode
+from resireduce.compressors.packed import HEADER, decode, encode
 from resireduce.compressors.thresholds import SIDCo, Threshold
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.codes import octets, pack_bits, pack_codes, unpack_bits, unpack_codes
@@ -55,7 +56,7 @@ def test_random_indices_take_little_more_than_their_entropy(density: float) -> N
     entropy = -(density * np.log2(density) + (1 - density) * np.log2(1 - density))
     assert n * entropy / 8 * 0.99 < codes.numel() < n * entropy / 8 * 1.05
     grad = torch.zeros(n).index_fill_(0, indices, 1.0)
-    payload = Packed.from_density(density).compress(grad, "w", 0)
+    payload = TopK(density, coded=True).compress(grad, "w", 0)
     assert payload.nbytes == HEADER + 4 * len(indices) + codes.numel()
 
 
@@ -63,7 +64,7 @@ def test_random_indices_take_little_more_than_their_entropy(density: float) -> N
                                 Threshold(99.0), TopK(1.0)], ids=str)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_what_is_packed_is_what_was_selected(dtype: torch.dtype, of: TopK) -> None:
-    grad, packed = gradient(130, 77).to(dtype), Packed(of)
+    grad, packed = gradient(130, 77).to(dtype), replace(of, coded=True)
     plain, payload = of.compress(grad, "w", 3), packed.compress(grad, "w", 3)
     assert torch.equal(packed.decompress(payload), of.decompress(plain))
     assert torch.equal(packed.error_(grad.clone(), payload), of.error_(grad.clone(), plain))
@@ -75,7 +76,7 @@ def test_what_is_packed_is_what_was_selected(dtype: torch.dtype, of: TopK) -> No
 
 def test_a_state_is_that_of_the_compressor_whose_indices_are_packed() -> None:
     of, grad = SIDCo(0.01), gradient(20_000)
-    packed, states = Packed(of), [of.state(grad.shape, grad) for _ in range(2)]
+    packed, states = replace(of, coded=True), [of.state(grad.shape, grad) for _ in range(2)]
     assert packed.state(grad.shape, grad).keys() == states[0].keys()
     for step in range(7):
         inner = of.compress_with(grad, "w", step, states[0])

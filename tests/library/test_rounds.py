@@ -244,11 +244,11 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_r
 class Joined(PowerSGD):
     """Says of sums that they can be joined."""
 
-    rounds_merge = True
+    merges = True
 
 
 def test_rounds_that_are_sums_are_not_joined() -> None:
-    with pytest.raises(TypeError, match="rounds_merge: rounds of several tensors must ask for the same exchanges"):
+    with pytest.raises(TypeError, match="merges: rounds of several tensors must ask for the same exchanges"):
         train(LocalCommunicator(), seeded(Net), compressor=Joined(), merge="one", scheme="baseline")
 
 
