@@ -229,7 +229,8 @@ class Sum:
         return self.feedback.velocities.accumulate_(self.gradient, self.name)
 
     def addends_(self) -> tuple[Tensor, Tensor | None]:
-        """Return the sum, which lies in the first tensor's memory, once the second, if any, has been added."""
+        """Return two tensors: the caller adds the second to the first, in whose memory the sum is to lie. None in place
+        of the second: the first is the sum already."""
         if self.gradient is None:
             dense = self.residual.memory(self.name) if self.is_there else self.velocity_()
             assert dense is not None
