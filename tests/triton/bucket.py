@@ -128,8 +128,8 @@ def test_what_has_come_is_added_to_its_places_rank_by_rank(zero: bool, apart: in
 @pytest.mark.parametrize("kind", kinds(300, torch.float32))
 def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
     flat = kinds(401, torch.float32)[kind]
-    found = select([flat, flat[:200]], [131, 3])
-    assert [one.tolist() for one in found] == [last_of_a_stable_sort(flat, 131), last_of_a_stable_sort(flat[:200], 3)]
+    parts, ks = [flat, flat[:200], flat[:300]], [131, 3, 300]
+    assert [one.tolist() for one in select(parts, ks)] == [*map(last_of_a_stable_sort, parts, ks)]
 
 
 def test_the_last_program_adds_up_more_chunks_than_one_load_has() -> None:
