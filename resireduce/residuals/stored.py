@@ -178,9 +178,7 @@ class Hosted:
         """Start copying to the device, if that has not been done yet."""
         if self._near is None:
             with _beside(self._device):
-                self._near = self._empty()
-                for one, far in zip(self._near.tensors().values(), self._far.tensors().values(), strict=True):
-                    one.copy_(far, non_blocking=True)
+                self._near = _with_tensors(self._far, lambda far: far.to(self._device, non_blocking=True, copy=True))
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""

@@ -29,7 +29,7 @@ WHOLE = LOOK | {"BITS": 31}
 HALF = LOOK | {"BITS": 15}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
-BLOCKS = KEYS | {"codes": "*u8", "ranks": "i32", "distance": "i32"}
+BLOCKS = KEYS | {"codes": "*u8", "ranks": "i32", "distance": "i32", "zero": "i32"}
 HALF_BLOCKS = BLOCKS | {"like": "*fp16"}
 LEVELS = {"BLOCK": 256, "ROWS": 16}
 CROSSING = {"down": "*i32", "across": "*i32", "width": "i32"}
@@ -53,8 +53,8 @@ KERNELS = {
     "add what one has sent": (bucket._add_sent, SENT, {"ZERO": False, "RANKS": 1, "TILE": bucket.SENT_TILE}),
     "encode blocks of 8 bits": (blocks._encode_blocks, BLOCKS, LEVELS | {"BITS": 8, "TINY": one_pass.TINY}),
     "encode blocks of 4 bits": (blocks._encode_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "TINY": one_pass.TINY}),
-    "add blocks of 8 bits": (blocks._add_blocks, BLOCKS, LEVELS | {"BITS": 8, "ZERO": True}),
-    "add blocks of 4 bits": (blocks._add_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "ZERO": False}),
+    "add blocks of 8 bits": (blocks._add_blocks, BLOCKS, LEVELS | {"BITS": 8, "zero": 1}),
+    "add blocks of 4 bits": (blocks._add_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4}),
     "add a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, TILED | {"ADD": True}),
     "cut a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, TILED | {"ADD": False}),
     "sums of chunks": (bucket._sum_chunks, FOLDED, LOOK),

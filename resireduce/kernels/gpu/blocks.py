@@ -15,9 +15,7 @@ BYTE, WIDTH = 8, 4
 
 
 @jit
-def _encode_blocks(  # type: ignore[no-untyped-def]
-    table, like, codes, TINY: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
+def _encode_blocks(table, like, codes, TINY: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Form sums, write their scales and levels, and leave in their places what rounding takes away.
 
     like: a pointer to the tensors' dtype. codes: where the message begins.
@@ -52,24 +50,16 @@ def _encode_blocks(  # type: ignore[no-untyped-def]
 
 @jit
 def _add_blocks(  # type: ignore[no-untyped-def]
-    table,
-    like,
-    codes,
-    ranks,
-    distance,
-    scale,
-    ZERO: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    table, like, codes, ranks, distance, scale, zero, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Add `scale` x what each of `ranks` has sent, whose messages begin `distance` bytes after one another."""
+    """Add `scale` x what each of `ranks` has sent, whose messages begin `distance` bytes after one another; to zeros
+    if `zero` is 1."""
     MOST: tl.constexpr = 127 if BITS == 8 else 7
     _, row, first, _, n = _chunk_of(table, BLOCK * ROWS)
     target = tl.load(row).to(like.dtype)
     at = first + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     block = first // BLOCK + tl.arange(0, ROWS)
-    total = tl.load(target + at, mask=(at < n) & (not ZERO), other=0.0)
+    total = tl.load(target + at, mask=(at < n) & (zero == 0), other=0.0)
     from_scales, from_codes = codes.to(tl.pointer_type(tl.float32)) + tl.load(row + 4), codes + tl.load(row + 5)
     rank = 0
     while rank < ranks:
@@ -133,4 +123,5 @@ def add_blocks_(
         return
     first, pairs = sent[0][0], zip(targets, sent, strict=True)
     table = table_of([row_of(to, None, *_places(to, own[0], first, block)) for to, own in pairs], ELEMENTS, first)
-    launch(_add_blocks, *table, targets[0], first, len(sent[0]), distance, scale, zero, bits, block, ELEMENTS // block)
+    sizes = len(sent[0]), distance, scale, int(zero), bits, block, ELEMENTS // block
+    launch(_add_blocks, *table, targets[0], first, *sizes)

@@ -59,9 +59,7 @@ def _threshold(counts, wanted, ROWS: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @jit
-def _look_for_non_finite(  # type: ignore[no-untyped-def]
-    table, like, spoilt, counts, ROWS: tl.constexpr, TILE: tl.constexpr
-):
+def _look_for_non_finite(table, like, spoilt, counts, ROWS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write 1 to `spoilt` for each tensor whose gradient holds NaN or infinity, and zeros to its `ROWS` of `counts`.
 
     like: a pointer to the gradients' dtype.
@@ -95,9 +93,7 @@ def _blank_spoilt(table, like, spoilt, TILE: tl.constexpr):  # type: ignore[no-u
 
 
 @jit
-def _histogram(  # type: ignore[no-untyped-def]
-    table, like, bits, spoilt, answers, counts, ROW: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr
-):
+def _histogram(table, like, bits, spoilt, answers, counts, ROW: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add to row `ROW` of each tensor's `counts` how often the next bits have each value, where the higher bits are
     those of the k-th largest. The first time, sums are formed before.
 
@@ -310,9 +306,7 @@ def _fold(table, like, weights, phi, rest, TINY: tl.constexpr, TILE: tl.constexp
 
 
 @jit
-def _add_sent(  # type: ignore[no-untyped-def]
-    table, values, indices, ranks, apart, scale, ZERO: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr
-):
+def _add_sent(table, values, indices, ranks, apart, scale, ZERO: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add `scale` x what each of `ranks` has sent, one rank after the other, to the elements of this program's tile.
 
     values, indices: the first rank's message; that of each other begins `apart` numbers later. Indices ascend, so that

@@ -22,19 +22,16 @@ TILE = 1024
 BLOCK, ROWS = 64, 32
 """Elements of a block that has a scale, and blocks of one program: powers of two."""
 TINY = torch.finfo(torch.float32).tiny
-SIZES = ("width",)
-"""Arguments for which Triton does not compile a kernel for each kind of value (1, multiples of 16, others). It does for
-those called n: with multiples of 16, several elements are read at once."""
-FLAGS = ("spoilt", "arrived")
-"""Arguments that lie anywhere in a table, for which Triton does not compile a kernel for each alignment either."""
+ALIKE = {"do_not_specialize": ("width",), "do_not_specialize_on_alignment": ("spoilt", "arrived")}
+"""Arguments for which Triton does not compile a kernel for each kind of value (1, multiples of 16, others), or for each
+alignment: they lie anywhere in a table. It does for n: with multiples of 16, several elements are read at once."""
 EXACT = {"num_warps": 8, "enable_fp_fusion": False}
 """How kernels are launched: a product is rounded before it is added to something, as in the plain form."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Return `function` as a kernel; as it is, where there is no Triton."""
-    kinds = {"do_not_specialize": SIZES, "do_not_specialize_on_alignment": FLAGS}
-    return function if triton is None else triton.jit(**kinds)(function)
+    return function if triton is None else triton.jit(**ALIKE)(function)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any) -> None:
