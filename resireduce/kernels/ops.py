@@ -137,6 +137,13 @@ def in_triton(*tensors: Tensor) -> bool:
     return os.environ.get(GPU_SWITCH) != "0" and works(first.device, first.dtype)
 
 
+def in_one_launch(tensors: Sequence[Tensor]) -> bool:
+    """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
+    known = tensors[0].dtype
+    alike = in_triton(*tensors) and all(one.dtype == known and 0 < one.numel() <= LARGEST for one in tensors)
+    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
+
+
 @cache
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether Triton is there, and its kernels give the bits of plain torch on `device` for tensors of `dtype`.
@@ -289,13 +296,6 @@ def _rank(expected: float) -> int:
 
 
 # --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
-
-
-def in_one_launch(tensors: Sequence[Tensor]) -> bool:
-    """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
-    known = tensors[0].dtype
-    alike = in_triton(*tensors) and all(one.dtype == known and 0 < one.numel() <= LARGEST for one in tensors)
-    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
 
 
 SENT = Struct("Pq2Pqfi0P")

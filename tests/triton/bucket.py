@@ -190,3 +190,10 @@ def test_errors_are_folded_into_their_groups(dtype: torch.dtype, phi: float | No
     assert np.allclose([float(one) for one in found], weights, **exact)
     for (one, _), expected in zip(into, sums, strict=True):
         assert np.allclose(one.numpy(), expected, **exact)
+
+
+def test_a_weight_is_formed_of_more_chunks_than_one_load_has() -> None:
+    error, norms = drawn(5), drawn(5000).abs().double().view(-1, 2)
+    (weight,) = fold_([(torch.empty(5), None)], [[(error, norms)]], [(torch.empty(5), False)], 0.3)
+    magnitudes, squares = norms.sum(0).tolist()
+    assert float(weight) == pytest.approx(0.3 * magnitudes / 5 + 0.7 * (squares / 5) ** 0.5, rel=1e-6)

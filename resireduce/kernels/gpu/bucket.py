@@ -251,7 +251,7 @@ def _sum_chunks(table, like, norms, TILE: tl.constexpr):  # type: ignore[no-unty
 @jit
 def _mean_norm(norms, chunks, n, phi, rest):  # type: ignore[no-untyped-def]
     """Return phi |x|_1 / n + rest |x|_2 / sqrt(n) of the `n` elements of a tensor, by the sums of its `chunks`."""
-    WIDTH: tl.constexpr = 256
+    WIDTH: tl.constexpr = 1024  # each program sums all chunks of a tensor
     magnitudes, squares = tl.zeros([WIDTH], tl.float64), tl.zeros([WIDTH], tl.float64)
     start = 0
     while start < chunks:
