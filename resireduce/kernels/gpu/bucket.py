@@ -165,25 +165,6 @@ def _count_selected(table, bits, counts, until, arrived, BITS: tl.constexpr, TIL
 
 
 @jit
-def _choose(key, inside, limit, left_out, before, equal_before, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return which elements are selected, the place where each is written, and how many are above the limit, and equal.
-
-    Those above are selected, and those equal to it except for the first `left_out`. key: TILE elements, of which those
-    `inside` count. before, equal_before: how many above and equal come before them, including those left out. Counts up
-    to each element are formed in rows of 64, each of which lies in one warp.
-    """
-    WIDTH: tl.constexpr = 64
-    above, equal = inside & (key > limit), inside & (key == limit)
-    both = tl.reshape(above.to(tl.int32) * 65536 + equal.to(tl.int32), [TILE // WIDTH, WIDTH])
-    of_row = tl.sum(both, 1)
-    until = tl.reshape(tl.cumsum(both, 1) - both + (tl.cumsum(of_row, 0) - of_row)[:, None], [TILE])
-    number = equal_before + (until & 65535)
-    chosen = above | (equal & (number >= left_out))
-    sums = tl.sum(of_row)
-    return chosen, before + (until >> 16) + tl.maximum(number - left_out, 0), sums >> 16, sums & 65535
-
-
-@jit
 def _write_selected(  # type: ignore[no-untyped-def]
     table, like, bits, indices, counts, until, spoilt, norms, BITS: tl.constexpr, TILE: tl.constexpr, TAKE: tl.constexpr
 ):
@@ -197,7 +178,7 @@ def _write_selected(  # type: ignore[no-untyped-def]
     own, row, first, end, n = _chunk_of(table, 2 * TILE)
     residual, k = tl.load(row), tl.load(row + 3).to(tl.int32)
     limit, wanted, ties = _threshold(counts + own * ROWS * 256, k, ROWS)
-    left_out = ties - wanted
+    left_out = ties - wanted  # so many of those equal to it, the first, are not selected
     chunk, chunks, begin = tl.program_id(0), tl.num_programs(0), tl.load(row + 7)
     tl.store(spoilt + own, 0, mask=first == 0)  # for the next step with this table
     before = tl.load(until + chunk - 1, mask=chunk > 0, other=0)
@@ -212,7 +193,14 @@ def _write_selected(  # type: ignore[no-untyped-def]
         at = first + tl.arange(0, TILE)
         held = tl.load(residual.to(bits.dtype) + at, mask=at < n, other=0)
         key = held.to(tl.int32) & ((1 << BITS) - 1)
-        chosen, into, above, equal = _choose(key, at < n, limit, left_out, before, equal_before, TILE)
+        above, equal = (at < n) & (key > limit), (at < n) & (key == limit)
+        # Both counts up to each element, in halves of one number, are formed in rows of 64, each of which one warp has.
+        both = tl.reshape(above.to(tl.int32) * 65536 + equal.to(tl.int32), [TILE // 64, 64])
+        of_row = tl.sum(both, 1)
+        earlier = tl.reshape(tl.cumsum(both, 1) - both + (tl.cumsum(of_row, 0) - of_row)[:, None], [TILE])
+        number, sums = equal_before + (earlier & 65535), tl.sum(of_row)
+        chosen = above | (equal & (number >= left_out))
+        into = before + (earlier >> 16) + tl.maximum(number - left_out, 0)
         tl.store(indices + indices_at + into, at.to(indices.dtype.element_ty), mask=chosen)
         if TAKE:
             tl.store(bits + values_at + into, held, mask=chosen)
@@ -221,8 +209,8 @@ def _write_selected(  # type: ignore[no-untyped-def]
             left = tl.abs(tl.where(chosen, 0.0, held.to(like.dtype.element_ty, bitcast=True).to(tl.float64)))
             magnitudes += left
             squares += left * left
-        before += above
-        equal_before += equal
+        before += sums >> 16
+        equal_before += sums & 65535
         first += TILE
     if norms is not None:
         tl.store(norms + 2 * chunk, tl.sum(magnitudes))
