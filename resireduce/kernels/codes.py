@@ -29,20 +29,16 @@ def pack_codes(codes: Tensor, width: int) -> Tensor:
 
     Planes of pieces that begin with a multiple of eight elements lie side by side in those of the whole: `octets`.
     """
-    return pack_bits((codes >> _places(width, codes)).bitwise_and_(1))
+    places = torch.arange(width, dtype=codes.dtype, device=codes.device)
+    return pack_bits((codes >> places[:, None]).bitwise_and_(1))
 
 
 def unpack_codes(planes: Tensor, count: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """Return the first `count` whole numbers of `planes`, 1-D, in an integer `dtype` that holds as many bits."""
-    bits = unpack_bits(planes, count).to(dtype)
-    return (bits << _places(len(planes), bits)).sum(0, dtype=dtype)
+    places = torch.arange(len(planes), dtype=dtype, device=planes.device)
+    return (unpack_bits(planes, count).to(dtype) << places[:, None]).sum(0, dtype=dtype)
 
 
 def octets(piece: slice) -> slice:
     """Return the bytes that hold the bits of a piece of elements, which begins with a byte."""
     return slice(piece.start // BYTE, -(-piece.stop // BYTE))
-
-
-def _places(width: int, like: Tensor) -> Tensor:
-    """Return 0, 1, ..., width - 1 in a column."""
-    return torch.arange(width, dtype=like.dtype, device=like.device)[:, None]

@@ -56,14 +56,13 @@ FUNCTIONS = {
 def library() -> ctypes.CDLL | None:
     """Return the compiled C files of this folder; None without a compiler (`cc`, or what CC names) or by the switch.
 
-    They lie in this folder, if an image was built so, or in the user's cache, under a name that changes with the
-    source, so that they are compiled once.
+    They lie in this folder or in the user's cache, so that they are compiled once.
     """
     if os.environ.get(SWITCH) == "0":
         return None
     try:
         cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        found = ctypes.CDLL(str(build(HERE if (HERE / _name()).is_file() else cache_home / "resireduce")))
+        found = ctypes.CDLL(str(build(cache_home / "resireduce")))
         for name, kinds in FUNCTIONS.items():
             function = getattr(found, f"resireduce_{name}")
             function.argtypes, function.restype = [KINDS[kind] for kind in kinds], ctypes.c_int
@@ -80,29 +79,23 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def _command() -> list[str]:
-    clones = CLONES if (os.uname().machine, platform.libc_ver()[0]) == ("x86_64", "glibc") else ""
-    return [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
-
-
-def _name() -> str:
-    """Return the name of the file with the compiled code, by all that it depends on."""
-    texts = [one.read_text() for one in sorted(HERE.glob("*.[ch]"))]
-    told = [*_command(), os.uname().machine, os.uname().sysname, *texts]
-    return f"kernels-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
-
-
 def build(folder: Path) -> Path:
-    """Return the path of the compiled code in `folder`, which is compiled now if it is missing.
+    """Return the path of the compiled code, by a name that changes with all that it depends on.
 
-    It gets its name last, since another process may compile or load the same file.
+    It lies in the folder of its source, if an image was built so, or else in `folder`: it is compiled now if it is
+    missing, and gets its name last, since another process may compile or load the same file.
     """
-    built = folder / _name()
+    clones = CLONES if (os.uname().machine, platform.libc_ver()[0]) == ("x86_64", "glibc") else ""
+    command = [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
+    texts = [one.read_text() for one in sorted(HERE.glob("*.[ch]"))]
+    told = "/".join([*command, os.uname().machine, os.uname().sysname, *texts])
+    name = f"kernels-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    built = (HERE if (HERE / name).is_file() else folder) / name
     if not built.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as room:
-            made = Path(room) / built.name
-            line = [*_command(), "-o", str(made), *map(str, sorted(HERE.glob("*.c")))]
+            made = Path(room) / name
+            line = [*command, "-o", str(made), *map(str, sorted(HERE.glob("*.c")))]
             subprocess.run(line, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
             made.replace(built)
     return built
@@ -142,6 +135,13 @@ def in_triton(*tensors: Tensor) -> bool:
         if type(one) is not Tensor or not one.is_contiguous() or (one is not first and one.device != first.device):
             return False
     return os.environ.get(GPU_SWITCH) != "0" and works(first.device, first.dtype)
+
+
+def in_one_launch(tensors: Sequence[Tensor]) -> bool:
+    """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
+    known = tensors[0].dtype
+    alike = in_triton(*tensors) and all(one.dtype == known and 0 < one.numel() <= LARGEST for one in tensors)
+    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
 
 
 @cache
@@ -188,7 +188,7 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
     n = flat.numel()
     if k >= n:
         return torch.arange(n, device=flat.device)
-    if in_triton(flat):
+    if in_one_launch([flat]):
         return largest_of_each([flat], [k])[0]
     packed = torch.empty(BYTES * k, dtype=torch.uint8, device=flat.device)
     if not largest_each([(flat, k, None, packed)], takes=False):
@@ -199,7 +199,7 @@ def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
 
 def largest_of_each(tensors: Sequence[Tensor], ks: Sequence[int]) -> list[Tensor]:
     """Return what `largest_magnitudes` does for each of several 1-D tensors: on a GPU in one set of launches."""
-    if not in_one_launch(tensors) or any(k >= one.numel() for one, k in zip(tensors, ks, strict=True)):
+    if not in_one_launch(tensors):
         return [largest_magnitudes(one, k) for one, k in zip(tensors, ks, strict=True)]
     from resireduce.kernels.gpu import bucket
 
@@ -298,13 +298,6 @@ def _rank(expected: float) -> int:
 # --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
 
 
-def in_one_launch(tensors: Sequence[Tensor]) -> bool:
-    """Return whether kernels on a GPU take `tensors` together: of one dtype, none empty, of 2^31 elements in all."""
-    known = tensors[0].dtype
-    alike = in_triton(*tensors) and all(one.dtype == known and 0 < one.numel() <= LARGEST for one in tensors)
-    return alike and sum(one.numel() for one in tensors) < 2 * LARGEST
-
-
 SENT = Struct("Pq2Pqfi0P")
 """Layout of a structure of arguments: what one rank sent of one tensor."""
 
@@ -343,7 +336,7 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], 
 
 
 LANES, PIECE = 16, 1 << 16
-"""Number of partial sums side by side, and elements of a piece, whose sums are formed separately."""
+"""Number of partial sums side by side, to which the elements of a piece are added in turn, and elements of a piece."""
 
 
 def is_finite(x: Tensor) -> bool:
@@ -364,21 +357,9 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type not in ("cpu", "meta"):
         l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
         return l1, l2
-    lanes = _sums(x.detach().reshape(-1)).cumsum(0)[-1]  # one piece after the other
-    while lanes.shape[1] > 1:  # pairwise
-        first, second = lanes.chunk(2, 1)
-        lanes = first + second
-    magnitudes, squares = lanes.view(-1)
-    return magnitudes.to(dtype), squares.sqrt().to(dtype)
-
-
-def _sums(flat: Tensor) -> Tensor:
-    """Return sums of magnitudes and of squares of each 65,536 elements of `flat`: (pieces, 2, 16), float64.
-
-    `flat` is on a CPU or without storage. Element i of a piece is added to its sum i % 16.
-    """
+    flat = x.detach().reshape(-1)
     sums = torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
-    compiled = library() if flat.dtype == torch.float32 and flat.is_contiguous() else None
+    compiled = library() if flat.dtype == torch.float32 else None
     if compiled is None:
         for own, part in zip(sums, flat.split(PIECE), strict=False):
             values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
@@ -386,7 +367,12 @@ def _sums(flat: Tensor) -> Tensor:
             own[1] = values.square_().cumsum(0)[-1]
     elif not flat.is_meta:
         compiled.resireduce_sums(flat.data_ptr(), flat.numel(), threads(flat.numel()), sums.data_ptr())
-    return sums
+    lanes = sums.cumsum(0)[-1]  # one piece after the other
+    while lanes.shape[1] > 1:  # pairwise
+        first, second = lanes.chunk(2, 1)
+        lanes = first + second
+    magnitudes, squares = lanes.view(-1)
+    return magnitudes.to(dtype), squares.sqrt().to(dtype)
 
 
 def mean_norm(x: Tensor, phi: float) -> Tensor:
@@ -418,19 +404,15 @@ def norms_of_blocks(flat: Tensor, size: int, order: float, dtype: torch.dtype | 
 
     The last block may be shorter.
     """
-    whole = flat[: flat.numel() - flat.numel() % size].view(-1, size)
-    norms = _norms_of_rows(whole, order, dtype)
-    rest = flat[whole.numel() :]
-    return torch.cat((norms, _norms_of_rows(rest.view(1, -1), order, dtype))) if rest.numel() else norms
+    until = flat.numel() - flat.numel() % size
+    parts = [part for part in (flat[:until].view(-1, size), flat[until:].view(1, -1)) if part.numel()]
+    if order == torch.inf and flat.is_cpu:  # torch's largest magnitude takes twenty times as long there
+        norms = [torch.maximum(rows.amax(1), rows.amin(1).neg_()).abs_().to(dtype or rows.dtype) for rows in parts]
+    else:
+        norms = [torch.linalg.vector_norm(rows, order, dim=1, dtype=dtype) for rows in parts]
+    return torch.cat(norms) if len(norms) > 1 else norms[0]
 
 
 def infinity_norm(flat: Tensor) -> Tensor:
     """Return the largest magnitude of the elements of 1-D `flat`: 0-D, NaN if one is NaN."""
-    return _norms_of_rows(flat.view(1, -1), torch.inf, None).view(())
-
-
-def _norms_of_rows(rows: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
-    """Return the norm of each row. On a CPU torch's largest magnitude takes twenty times as long as this form of it."""
-    if order == torch.inf and rows.device.type == "cpu":
-        return torch.maximum(rows.amax(1), rows.amin(1).neg_()).abs_().to(dtype or rows.dtype)
-    return torch.linalg.vector_norm(rows, order, dim=1, dtype=dtype)
+    return norms_of_blocks(flat, flat.numel(), torch.inf).view(())

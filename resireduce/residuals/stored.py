@@ -87,12 +87,11 @@ class Blocks:
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the decoded values to `target`; plain torch does so a sixteenth at a time. Return `target`."""
         flat, bits = target.view(-1), self.bits
-        compiled = library() if bits and suits(flat) else None
         if bits and in_triton(flat, self.codes, self.scales):
             from resireduce.kernels.gpu import one_pass
 
             one_pass.decode_add_(flat, self.codes, self.scales, bits)
-        elif compiled is not None:
+        elif bits and suits(flat) and (compiled := library()) is not None:
             sizes = flat.numel(), bits, threads(flat.numel())
             compiled.resireduce_decode_add(flat.data_ptr(), *sizes, self.codes.data_ptr(), self.scales.data_ptr())
         else:
@@ -115,8 +114,7 @@ class Blocks:
         """Encode `value`, rounded at random by `source`, which has not been used; plain torch does so a sixteenth at a
         time. Compiled code draws what torch draws from `source`."""
         flat, bits = value.view(-1), self.bits
-        compiled = library() if bits and source is not None and suits(flat) else None
-        if compiled is not None and source is not None:
+        if bits and source is not None and suits(flat) and (compiled := library()) is not None:
             sizes, seed = (flat.numel(), bits, threads(flat.numel())), source.initial_seed() & 0xFFFFFFFF
             compiled.resireduce_encode(flat.data_ptr(), *sizes, seed, self.codes.data_ptr(), self.scales.data_ptr())
             return
@@ -180,9 +178,7 @@ class Hosted:
         """Start copying to the device, if that has not been done yet."""
         if self._near is None:
             with _beside(self._device):
-                self._near = self._empty()
-                for one, far in zip(self._near.tensors().values(), self._far.tensors().values(), strict=True):
-                    one.copy_(far, non_blocking=True)
+                self._near = _with_tensors(self._far, lambda far: far.to(self._device, non_blocking=True, copy=True))
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""

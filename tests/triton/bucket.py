@@ -10,6 +10,7 @@ from torch import Tensor
 
 from resireduce.kernels.gpu import bucket
 from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, fold_, room_for_norms, select, sum_chunks
+from resireduce.kernels.gpu.one_pass import launch
 
 FLOATS = [torch.float32, torch.float16]
 ROOM = torch.empty(1 << 16, dtype=torch.uint8)
@@ -47,7 +48,6 @@ def last_of_a_stable_sort(flat: Tensor, k: int) -> list[int]:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "TILE", 128)
-    monkeypatch.setattr(bucket, "TILES", 2)
     monkeypatch.setattr(bucket, "SENT_TILE", 64)
 
 
@@ -128,18 +128,17 @@ def test_what_has_come_is_added_to_its_places_rank_by_rank(zero: bool, apart: in
 @pytest.mark.parametrize("kind", kinds(300, torch.float32))
 def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
     flat = kinds(401, torch.float32)[kind]
-    found = select([flat, flat[:200]], [131, 3])
-    assert [one.tolist() for one in found] == [last_of_a_stable_sort(flat, 131), last_of_a_stable_sort(flat[:200], 3)]
+    parts, ks = [flat, flat[:200], flat[:300]], [131, 3, 300]
+    assert [one.tolist() for one in select(parts, ks)] == [*map(last_of_a_stable_sort, parts, ks)]
 
 
 def test_the_last_program_adds_up_more_chunks_than_one_load_has() -> None:
     """Where nothing has been counted before, all magnitudes are above the limit, and none equals it."""
     flat, chunks = drawn(64 * 520 - 7), 520
+    grid, table = bucket.table_of([bucket.row_of(flat, k=1)], 64, flat)
     counts, arrived = torch.zeros(4 * 256, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     until = torch.empty(2 * chunks, dtype=torch.int32)
-    row = (flat.data_ptr(), 0, len(flat), 1, 0, 0, 0)
-    given = flat.view(torch.int32), counts, until, arrived, 1, chunks, 31, 64, 1
-    bucket.launch(bucket._count_selected, [row], 64, flat, *given)
+    launch(bucket._count_selected, grid, table, flat.view(torch.int32), counts, until, arrived, 31, 32)
     above = [*range(64, 64 * chunks, 64), len(flat)]
     assert until.tolist() == above + above[-1:] * chunks and arrived.tolist() == [0]
 
@@ -191,3 +190,10 @@ def test_errors_are_folded_into_their_groups(dtype: torch.dtype, phi: float | No
     assert np.allclose([float(one) for one in found], weights, **exact)
     for (one, _), expected in zip(into, sums, strict=True):
         assert np.allclose(one.numpy(), expected, **exact)
+
+
+def test_a_weight_is_formed_of_more_chunks_than_one_load_has() -> None:
+    error, norms = drawn(5), drawn(5000).abs().double().view(-1, 2)
+    (weight,) = fold_([(torch.empty(5), None)], [[(error, norms)]], [(torch.empty(5), False)], 0.3)
+    magnitudes, squares = norms.sum(0).tolist()
+    assert float(weight) == pytest.approx(0.3 * magnitudes / 5 + 0.7 * (squares / 5) ** 0.5, rel=1e-6)

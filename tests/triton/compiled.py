@@ -23,13 +23,13 @@ HALF_KEYS = KEYS | {"like": "*fp16", "bits": "*i16"}
 BRAIN_KEYS = HALF_KEYS | {"like": "*bf16"}
 FOLDED = KEYS | {"weights": "*fp32", "phi": "fp32", "rest": "fp32"}
 SENT = KEYS | {"ranks": "i32", "apart": "i32"}
-SIZES = {"n": "i32", "width": "i32", "tensors": "i32", "chunks": "i32"}
-LOOK = {"TILE": bucket.TILE, "TILES": bucket.TILES}
+SIZES = {"n": "i32", "width": "i32"}
+LOOK = {"TILE": bucket.TILE}
 WHOLE = LOOK | {"BITS": 31}
 HALF = LOOK | {"BITS": 15}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
-BLOCKS = KEYS | {"scales": "*fp32", "codes": "*u8", "ranks": "i32", "distance": "i32"}
+BLOCKS = KEYS | {"codes": "*u8", "ranks": "i32", "distance": "i32", "zero": "i32"}
 HALF_BLOCKS = BLOCKS | {"like": "*fp16"}
 LEVELS = {"BLOCK": 256, "ROWS": 16}
 CROSSING = {"down": "*i32", "across": "*i32", "width": "i32"}
@@ -46,24 +46,24 @@ KERNELS = {
     "the last bits": (bucket._histogram, KEYS, WHOLE | {"ROW": 3}),
     "count": (bucket._count_selected, KEYS, WHOLE),
     "count float16": (bucket._count_selected, HALF_KEYS, HALF),
-    "write": (bucket._write_selected, KEYS, WHOLE | {"TAKE": True, "NORMS": True}),
-    "write float16": (bucket._write_selected, BRAIN_KEYS, HALF | {"TAKE": True, "NORMS": True}),
-    "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False, "NORMS": False}),
+    "write": (bucket._write_selected, KEYS, WHOLE | {"TAKE": True}),
+    "write float16": (bucket._write_selected, BRAIN_KEYS, HALF | {"TAKE": True}),
+    "write indices": (bucket._write_selected, KEYS | {"indices": "*i64"}, WHOLE | {"TAKE": False, "norms": None}),
     "add what was sent": (bucket._add_sent, SENT, {"ZERO": True, "RANKS": 8, "TILE": bucket.SENT_TILE}),
     "add what one has sent": (bucket._add_sent, SENT, {"ZERO": False, "RANKS": 1, "TILE": bucket.SENT_TILE}),
     "encode blocks of 8 bits": (blocks._encode_blocks, BLOCKS, LEVELS | {"BITS": 8, "TINY": one_pass.TINY}),
     "encode blocks of 4 bits": (blocks._encode_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "TINY": one_pass.TINY}),
-    "add blocks of 8 bits": (blocks._add_blocks, BLOCKS, LEVELS | {"BITS": 8, "ZERO": True}),
-    "add blocks of 4 bits": (blocks._add_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4, "ZERO": False}),
+    "add blocks of 8 bits": (blocks._add_blocks, BLOCKS, LEVELS | {"BITS": 8, "zero": 1}),
+    "add blocks of 4 bits": (blocks._add_blocks, HALF_BLOCKS, LEVELS | {"BITS": 4}),
     "add a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, TILED | {"ADD": True}),
     "cut a crossing": (one_pass._cross, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, TILED | {"ADD": False}),
     "sums of chunks": (bucket._sum_chunks, FOLDED, LOOK),
     "sums of chunks of bfloat16": (bucket._sum_chunks, FOLDED | {"like": "*bf16"}, LOOK),
-    "fold": (bucket._fold, FOLDED, LOOK | {"TINY": one_pass.TINY, "WEIGHTED": True}),
+    "fold": (bucket._fold, FOLDED, LOOK | {"TINY": one_pass.TINY}),
     "fold bfloat16 without weights": (
         bucket._fold,
         FOLDED | {"like": "*bf16"},
-        LOOK | {"TINY": one_pass.TINY, "WEIGHTED": False},
+        LOOK | {"TINY": one_pass.TINY, "phi": None, "rest": None},
     ),
     "encode int8": (one_pass._encode, CODES | {"values": "*fp32"}, ENCODED | {"BITS": 8}),
     "encode int4": (one_pass._encode, PAIRS | {"values": "*fp16"}, ENCODED | {"BITS": 4}),

@@ -3,11 +3,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.bucket import _chunk_of, apart, launch
-from resireduce.kernels.gpu.one_pass import TINY, inverse, jit, times, tl
+from resireduce.kernels.gpu.bucket import _chunk_of, apart, row_of, table_of
+from resireduce.kernels.gpu.one_pass import TINY, inverse, jit, launch, times, tl
 
 ELEMENTS = 4096
 """Elements that a program processes, a power of two."""
@@ -16,16 +15,14 @@ BYTE, WIDTH = 8, 4
 
 
 @jit
-def _encode_blocks(  # type: ignore[no-untyped-def]
-    table, like, scales, codes, tensors, TINY: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
-):
+def _encode_blocks(table, like, codes, TINY: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Form sums, write their scales and levels, and leave in their places what rounding takes away.
 
-    like: a pointer to the tensors' dtype. scales, codes: where the message begins.
+    like: a pointer to the tensors' dtype. codes: where the message begins.
     """
     MOST: tl.constexpr = 127 if BITS == 8 else 7
-    _, row, first = _chunk_of(table, tensors, BLOCK * ROWS)
-    dense, added, n = tl.load(row).to(like.dtype), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
+    _, row, first, _, n = _chunk_of(table, BLOCK * ROWS)
+    dense, added, scales = tl.load(row).to(like.dtype), tl.load(row + 1), codes.to(tl.pointer_type(tl.float32))
     at = first + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     total = tl.load(dense + at, mask=at < n, other=0.0)
     if added != 0:
@@ -53,27 +50,17 @@ def _encode_blocks(  # type: ignore[no-untyped-def]
 
 @jit
 def _add_blocks(  # type: ignore[no-untyped-def]
-    table,
-    like,
-    scales,
-    codes,
-    tensors,
-    ranks,
-    distance,
-    scale,
-    ZERO: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    table, like, codes, ranks, distance, scale, zero, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Add `scale` x what each of `ranks` has sent, whose messages begin `distance` bytes after one another."""
+    """Add `scale` x what each of `ranks` has sent, whose messages begin `distance` bytes after one another; to zeros
+    if `zero` is 1."""
     MOST: tl.constexpr = 127 if BITS == 8 else 7
-    _, row, first = _chunk_of(table, tensors, BLOCK * ROWS)
-    target, n = tl.load(row).to(like.dtype), tl.load(row + 2).to(tl.int32)
+    _, row, first, _, n = _chunk_of(table, BLOCK * ROWS)
+    target = tl.load(row).to(like.dtype)
     at = first + tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     block = first // BLOCK + tl.arange(0, ROWS)
-    total = tl.load(target + at, mask=(at < n) & (not ZERO), other=0.0)
-    from_scales, from_codes = scales + tl.load(row + 4), codes + tl.load(row + 5)
+    total = tl.load(target + at, mask=(at < n) & (zero == 0), other=0.0)
+    from_scales, from_codes = codes.to(tl.pointer_type(tl.float32)) + tl.load(row + 4), codes + tl.load(row + 5)
     rank = 0
     while rank < ranks:
         if BITS == 8:
@@ -104,23 +91,20 @@ def compress_blocks_(
             Levels are bytes or, of 4 bits, planes of bits as `pack_codes` makes them. What pads it is left as it is.
         block, bits: elements that share a scale, a power of two up to ELEMENTS, and the bits of a level, 8 or 4.
     """
-    message, rows = payloads[0], []
-    for (one, more), payload in zip(sums, payloads, strict=True):
-        other = 0 if more is None else more.data_ptr()
-        rows.append((one.data_ptr(), other, *_places(one.numel(), payload, message, block), 0))
-    sizes = len(rows), TINY, bits, block, ELEMENTS // block
-    launch(_encode_blocks, rows, ELEMENTS, message, sums[0][0], _scales(message), message, *sizes)
+    message = payloads[0]
+    rows = [
+        row_of(one, more, *_places(one, payload, message, block))
+        for (one, more), payload in zip(sums, payloads, strict=True)
+    ]
+    sizes = TINY, bits, block, ELEMENTS // block
+    launch(_encode_blocks, *table_of(rows, ELEMENTS, message), sums[0][0], message, *sizes)
 
 
-def _places(n: int, payload: Tensor, message: Tensor, block: int) -> tuple[int, int, int, int]:
-    """Return elements, bytes of a plane, and where scales (in numbers) and levels of a `payload` begin, counted from
-    the beginning of `message`."""
-    at = payload.data_ptr() - message.data_ptr()
-    return n, -(-n // BYTE), at // WIDTH, at + WIDTH * -(-n // block)
-
-
-def _scales(message: Tensor) -> Tensor:
-    return message[: len(message) // WIDTH * WIDTH].view(torch.float32)
+def _places(dense: Tensor, payload: Tensor, message: Tensor, block: int) -> tuple[int, int, int]:
+    """Return the bytes of a plane, and where scales (in numbers) and levels of a `payload` begin, counted from the
+    beginning of `message`."""
+    at, n = payload.data_ptr() - message.data_ptr(), dense.numel()
+    return -(-n // BYTE), at // WIDTH, at + WIDTH * -(-n // block)
 
 
 def add_blocks_(
@@ -130,16 +114,14 @@ def add_blocks_(
 
     targets: contiguous float32, float16 or bfloat16. sent: of each target, the payload of every rank: 1-D uint8, scales
     and then levels. It takes one launch where the payloads of all ranks lie equally far apart; otherwise one for each
-    tensor and rank. zero: whether targets are set to zeros before.
+    rank. zero: whether targets are set to zeros before.
     """
     distance = apart([[one.data_ptr() for one in own] for own in sent])
     if distance is None:
-        for target, own in zip(targets, sent, strict=True):
-            for number, one in enumerate(own):
-                add_blocks_([target], [[one]], block, bits, scale, zero and not number)
+        for rank in range(len(sent[0])):
+            add_blocks_(targets, [[own[rank]] for own in sent], block, bits, scale, zero and not rank)
         return
-    first = sent[0][0]
-    pairs = zip(targets, sent, strict=True)
-    rows = [(to.data_ptr(), 0, *_places(to.numel(), payload, first, block), 0) for to, (payload, *_) in pairs]
-    sizes = len(rows), len(sent[0]), distance, scale, zero, bits, block, ELEMENTS // block
-    launch(_add_blocks, rows, ELEMENTS, first, targets[0], _scales(first), first, *sizes)
+    first, pairs = sent[0][0], zip(targets, sent, strict=True)
+    table = table_of([row_of(to, None, *_places(to, own[0], first, block)) for to, own in pairs], ELEMENTS, first)
+    sizes = len(sent[0]), distance, scale, int(zero), bits, block, ELEMENTS // block
+    launch(_add_blocks, *table, targets[0], first, *sizes)

@@ -13,34 +13,33 @@ from collections.abc import Iterable, Sequence
 from ctypes import c_float
 from functools import lru_cache
 from itertools import accumulate, pairwise, zip_longest
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.one_pass import EXACT, TINY, inverse, jit, on_device, times, tl
+from resireduce.kernels.gpu.one_pass import TINY, inverse, jit, launch, times, tl
 
-TILE, TILES = 4096, 2
-"""Elements that a program processes at once, a power of two of 2^14 at most; and how many times, for its chunk."""
+TILE = 4096
+"""Elements that a program processes at once, a power of two of 2^14 at most; twice, for its chunk."""
 SENT_TILE = 4096
 """Elements of a tensor to which a program adds what was sent, a power of two."""
 BINS = 256
 """How many values the eight bits have that a launch settles."""
 Row = tuple[int, int, int, int, int, int, int]
-"""What the table has for each tensor: the addresses of its sum and of what is added to it (0: nothing), its elements,
-how many of them are selected, where its values and where its indices begin in the message, each counted in elements of
-their own dtype, and the address of what is checked for NaN (0: nothing). An eighth column is the number of its first
-chunk. After the rows the table has the tensor of each chunk, and further numbers."""
-INDEX_BYTES = 4
+"""What a table has for each tensor: see `row_of`."""
+COLUMNS, INDEX_BYTES = 8, 4
+"""Columns of a table, and bytes of an index."""
 
 
 @jit
-def _chunk_of(table, tensors, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the number of the tensor of this program's chunk, its row in `table`, and the chunk's first element."""
-    own = tl.load(table + tensors * 8 + tl.program_id(0))
-    row = table + own * 8
-    return own, row, ((tl.program_id(0) - tl.load(row + 7)) * CHUNK).to(tl.int32)
+def _chunk_of(table, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the number of the tensor of this program's chunk, its row in `table`, where the chunk begins and ends in
+    it, and how many elements it has."""
+    own = tl.load(table + tl.program_id(0))
+    row = table + tl.num_programs(0) + own * 8
+    first, n = ((tl.program_id(0) - tl.load(row + 7)) * CHUNK).to(tl.int32), tl.load(row + 2).to(tl.int32)
+    return own, row, first, tl.minimum(first + CHUNK, n), n
 
 
 @jit
@@ -60,21 +59,18 @@ def _threshold(counts, wanted, ROWS: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @jit
-def _look_for_non_finite(  # type: ignore[no-untyped-def]
-    table, like, spoilt, counts, tensors, ROWS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
-):
+def _look_for_non_finite(table, like, spoilt, counts, ROWS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write 1 to `spoilt` for each tensor whose gradient holds NaN or infinity, and zeros to its `ROWS` of `counts`.
 
     like: a pointer to the gradients' dtype.
     """
-    own, row, first = _chunk_of(table, tensors, TILE * TILES)
-    gradient, n = tl.load(row + 6), tl.load(row + 2).to(tl.int32)
+    own, row, first, end, n = _chunk_of(table, 2 * TILE)
+    gradient = tl.load(row + 6)
     if first == 0:
         for line in tl.static_range(ROWS):
             tl.store(counts + (own * ROWS + line) * 256 + tl.arange(0, 256), tl.zeros([256], tl.int32))
     if gradient != 0:
         fine = tl.full([TILE], 1, tl.int32)
-        end = tl.minimum(first + TILE * TILES, n)
         while first < end:  # no range: the interpreter knows none of numbers of the device
             at = first + tl.arange(0, TILE)
             value = tl.load(gradient.to(like.dtype) + at, mask=at < n, other=0.0).to(tl.float32)
@@ -85,32 +81,19 @@ def _look_for_non_finite(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _blank_spoilt(table, like, spoilt, tensors, TILE: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _blank_spoilt(table, like, spoilt, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write zeros to the gradients that are `spoilt`. like: a pointer to their dtype."""
-    own, row, first = _chunk_of(table, tensors, TILE * TILES)
+    own, row, first, end, n = _chunk_of(table, 2 * TILE)
     if tl.load(spoilt + own) != 0:
-        gradient, n = tl.load(row + 6), tl.load(row + 2).to(tl.int32)
-        end = tl.minimum(first + TILE * TILES, n)
+        gradient = tl.load(row + 6).to(like.dtype)
         while first < end:
             at = first + tl.arange(0, TILE)
-            tl.store(gradient.to(like.dtype) + at, tl.zeros([TILE], like.dtype.element_ty), mask=at < n)
+            tl.store(gradient + at, tl.zeros([TILE], like.dtype.element_ty), mask=at < n)
             first += TILE
 
 
 @jit
-def _histogram(  # type: ignore[no-untyped-def]
-    table,
-    like,
-    bits,
-    spoilt,
-    answers,
-    counts,
-    tensors,
-    ROW: tl.constexpr,
-    BITS: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-):
+def _histogram(table, like, bits, spoilt, answers, counts, ROW: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add to row `ROW` of each tensor's `counts` how often the next bits have each value, where the higher bits are
     those of the k-th largest. The first time, sums are formed before.
 
@@ -118,8 +101,8 @@ def _histogram(  # type: ignore[no-untyped-def]
     and `answers` receives a copy of that.
     """
     ROWS: tl.constexpr = (BITS + 1) // 8
-    own, row, first = _chunk_of(table, tensors, TILE * TILES)
-    residual, gradient, n = tl.load(row), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
+    own, row, first, end, n = _chunk_of(table, 2 * TILE)
+    residual, gradient = tl.load(row), tl.load(row + 1)
     prefix, _, _ = _threshold(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROW)
     there, added = n, n
     if ROW == 0:
@@ -128,7 +111,6 @@ def _histogram(  # type: ignore[no-untyped-def]
         added = tl.where(is_spoilt & (checked == gradient), 0, n)
         tl.store(answers + own, is_spoilt.to(tl.int32), mask=first == 0)
     bins, total = tl.arange(0, 256), tl.zeros([256], tl.int32)
-    end = tl.minimum(first + TILE * TILES, n)
     while first < end:
         at = first + tl.arange(0, TILE)
         if ROW == 0:
@@ -151,20 +133,17 @@ def _histogram(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _count_selected(  # type: ignore[no-untyped-def]
-    table, bits, counts, until, arrived, tensors, chunks, BITS: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
-):
+def _count_selected(table, bits, counts, until, arrived, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Count the elements of each chunk that are above the k-th largest and, after these numbers, those that equal it;
     the last program to come makes running sums of all these numbers, `until` each.
 
     arrived: a counter of the programs that have come, 0 before and after.
     """
     ROWS: tl.constexpr = (BITS + 1) // 8
-    own, row, first = _chunk_of(table, tensors, TILE * TILES)
-    residual, n = tl.load(row), tl.load(row + 2).to(tl.int32)
+    own, row, first, end, n = _chunk_of(table, 2 * TILE)
+    residual, chunks = tl.load(row), tl.num_programs(0)
     limit, _, _ = _threshold(counts + own * ROWS * 256, tl.load(row + 3).to(tl.int32), ROWS)
     above, equal = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
-    end = tl.minimum(first + TILE * TILES, n)
     while first < end:
         at = first + tl.arange(0, TILE)
         key = tl.load(residual.to(bits.dtype) + at, mask=at < n, other=0).to(tl.int32) & ((1 << BITS) - 1)
@@ -186,53 +165,21 @@ def _count_selected(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _choose(key, inside, limit, left_out, before, equal_before, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return which elements are selected, the place where each is written, and how many are above the limit, and equal.
-
-    Those above are selected, and those equal to it except for the first `left_out`. key: TILE elements, of which those
-    `inside` count. before, equal_before: how many above and equal come before them, including those left out. Counts up
-    to each element are formed in rows of 64, each of which lies in one warp.
-    """
-    WIDTH: tl.constexpr = 64
-    above, equal = inside & (key > limit), inside & (key == limit)
-    both = tl.reshape(above.to(tl.int32) * 65536 + equal.to(tl.int32), [TILE // WIDTH, WIDTH])
-    of_row = tl.sum(both, 1)
-    until = tl.reshape(tl.cumsum(both, 1) - both + (tl.cumsum(of_row, 0) - of_row)[:, None], [TILE])
-    number = equal_before + (until & 65535)
-    chosen = above | (equal & (number >= left_out))
-    sums = tl.sum(of_row)
-    return chosen, before + (until >> 16) + tl.maximum(number - left_out, 0), sums >> 16, sums & 65535
-
-
-@jit
 def _write_selected(  # type: ignore[no-untyped-def]
-    table,
-    like,
-    bits,
-    indices,
-    counts,
-    until,
-    spoilt,
-    norms,
-    tensors,
-    chunks,
-    BITS: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-    TAKE: tl.constexpr,
-    NORMS: tl.constexpr,
+    table, like, bits, indices, counts, until, spoilt, norms, BITS: tl.constexpr, TILE: tl.constexpr, TAKE: tl.constexpr
 ):
     """Write the indices of those above the k-th largest, and of those equal to it the last.
 
     until: what `_count_selected` has written. spoilt: becomes 0. TAKE: write their values to `bits`, and leave zeros in
-    their places. NORMS: write to `norms`, of what is left, what `_sum_chunks` does. like: as in `_histogram`.
+    their places. norms: receives, of what is left, what `_sum_chunks` writes, unless it is None. like: as in
+    `_histogram`.
     """
     ROWS: tl.constexpr = (BITS + 1) // 8
-    own, row, first = _chunk_of(table, tensors, TILE * TILES)
-    residual, n, k = tl.load(row), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    own, row, first, end, n = _chunk_of(table, 2 * TILE)
+    residual, k = tl.load(row), tl.load(row + 3).to(tl.int32)
     limit, wanted, ties = _threshold(counts + own * ROWS * 256, k, ROWS)
-    left_out = ties - wanted
-    chunk, begin = tl.program_id(0), tl.load(row + 7)
+    left_out = ties - wanted  # so many of those equal to it, the first, are not selected
+    chunk, chunks, begin = tl.program_id(0), tl.num_programs(0), tl.load(row + 7)
     tl.store(spoilt + own, 0, mask=first == 0)  # for the next step with this table
     before = tl.load(until + chunk - 1, mask=chunk > 0, other=0)
     before -= tl.load(until + begin - 1, mask=begin > 0, other=0)
@@ -241,39 +188,44 @@ def _write_selected(  # type: ignore[no-untyped-def]
     if TAKE and BITS == 15:  # what pads a tensor's values to 8 bytes
         padding = tl.arange(0, 4)
         tl.store(bits + values_at + k + padding, tl.zeros([4], tl.int16), mask=first + padding < k % 4)
-    end = tl.minimum(first + TILE * TILES, n)
     magnitudes, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     while first < end:
         at = first + tl.arange(0, TILE)
         held = tl.load(residual.to(bits.dtype) + at, mask=at < n, other=0)
         key = held.to(tl.int32) & ((1 << BITS) - 1)
-        chosen, into, above, equal = _choose(key, at < n, limit, left_out, before, equal_before, TILE)
+        above, equal = (at < n) & (key > limit), (at < n) & (key == limit)
+        # Both counts up to each element, in halves of one number, are formed in rows of 64, each of which one warp has.
+        both = tl.reshape(above.to(tl.int32) * 65536 + equal.to(tl.int32), [TILE // 64, 64])
+        of_row = tl.sum(both, 1)
+        earlier = tl.reshape(tl.cumsum(both, 1) - both + (tl.cumsum(of_row, 0) - of_row)[:, None], [TILE])
+        number, sums = equal_before + (earlier & 65535), tl.sum(of_row)
+        chosen = above | (equal & (number >= left_out))
+        into = before + (earlier >> 16) + tl.maximum(number - left_out, 0)
         tl.store(indices + indices_at + into, at.to(indices.dtype.element_ty), mask=chosen)
         if TAKE:
             tl.store(bits + values_at + into, held, mask=chosen)
             tl.store(residual.to(bits.dtype) + at, tl.zeros_like(held), mask=chosen)
-        if NORMS:
+        if norms is not None:
             left = tl.abs(tl.where(chosen, 0.0, held.to(like.dtype.element_ty, bitcast=True).to(tl.float64)))
             magnitudes += left
             squares += left * left
-        before += above
-        equal_before += equal
+        before += sums >> 16
+        equal_before += sums & 65535
         first += TILE
-    if NORMS:
+    if norms is not None:
         tl.store(norms + 2 * chunk, tl.sum(magnitudes))
         tl.store(norms + 2 * chunk + 1, tl.sum(squares))
 
 
 @jit
-def _sum_chunks(table, like, norms, tensors, TILE: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_chunks(table, like, norms, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write the sum of the magnitudes of each chunk, and that of their squares, to `norms`: float64, side by side.
 
     like: a pointer to the tensors' dtype.
     """
-    _, row, first = _chunk_of(table, tensors, TILE * TILES)
-    values, n = tl.load(row).to(like.dtype), tl.load(row + 2).to(tl.int32)
+    _, row, first, end, n = _chunk_of(table, 2 * TILE)
+    values = tl.load(row).to(like.dtype)
     magnitudes, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
-    end = tl.minimum(first + TILE * TILES, n)
     while first < end:
         at = first + tl.arange(0, TILE)
         value = tl.abs(tl.load(values + at, mask=at < n, other=0.0).to(tl.float64))
@@ -287,7 +239,7 @@ def _sum_chunks(table, like, norms, tensors, TILE: tl.constexpr, TILES: tl.const
 @jit
 def _mean_norm(norms, chunks, n, phi, rest):  # type: ignore[no-untyped-def]
     """Return phi |x|_1 / n + rest |x|_2 / sqrt(n) of the `n` elements of a tensor, by the sums of its `chunks`."""
-    WIDTH: tl.constexpr = 256
+    WIDTH: tl.constexpr = 1024  # each program sums all chunks of a tensor
     magnitudes, squares = tl.zeros([WIDTH], tl.float64), tl.zeros([WIDTH], tl.float64)
     start = 0
     while start < chunks:
@@ -301,38 +253,24 @@ def _mean_norm(norms, chunks, n, phi, rest):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _fold(  # type: ignore[no-untyped-def]
-    table,
-    like,
-    weights,
-    tensors,
-    chunks,
-    phi,
-    rest,
-    TINY: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-):
+def _fold(table, like, weights, phi, rest, TINY: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add errors, each times its weight, to the sum of a group; a group that is complete becomes their average.
 
     table: for each group the addresses of its sum so far, in float32, and of the sum of its weights (0: there are none
-    yet), its elements, how many errors are folded in and the number of the first of them, where the result is written,
-    and whether that is the average. After the groups of the chunks follow, for each error, its address, that of its
-    chunks' sums (see `_sum_chunks`), and how many chunks it has. like, weights: a pointer to the errors' dtype, and to
-    where the new sums of weights are written. WEIGHTED: all weights are 1 otherwise.
+    yet), its elements, how many errors are folded in, where they are listed, counted from the first row, where the
+    result is written, and whether that is the average. After the groups follow, for each error, its address, that of
+    its chunks' sums (see `_sum_chunks`), and how many chunks it has. like, weights: a pointer to the errors' dtype, and
+    to where the new sums of weights are written. phi: None if all weights are 1.
     """
-    own, row, begin = _chunk_of(table, tensors, TILE * TILES)
-    total, so_far, n = tl.load(row), tl.load(row + 1), tl.load(row + 2).to(tl.int32)
-    left, is_average = tl.load(row + 3), tl.load(row + 6)
-    error = table + tensors * 8 + chunks + tl.load(row + 4) * 3
+    own, row, begin, end, n = _chunk_of(table, 2 * TILE)
+    total, so_far, left, is_average = tl.load(row), tl.load(row + 1), tl.load(row + 3), tl.load(row + 6)
+    error = table + tl.num_programs(0) + tl.load(row + 4)
     sum_of_weights = tl.load(so_far.to(weights.dtype), mask=so_far != 0, other=0.0)
     folded = (so_far != 0).to(tl.int32)
-    end = tl.minimum(begin + TILE * TILES, n)
     while left > 0:
         left -= 1
         weight = 1.0
-        if WEIGHTED:
+        if phi is not None:
             norms = tl.load(error + 1).to(tl.pointer_type(tl.float64))
             weight = _mean_norm(norms, tl.load(error + 2), n, phi, rest)
         sum_of_weights += weight
@@ -356,9 +294,7 @@ def _fold(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _add_sent(  # type: ignore[no-untyped-def]
-    table, values, indices, tensors, ranks, apart, scale, ZERO: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr
-):
+def _add_sent(table, values, indices, ranks, apart, scale, ZERO: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add `scale` x what each of `ranks` has sent, one rank after the other, to the elements of this program's tile.
 
     values, indices: the first rank's message; that of each other begins `apart` numbers later. Indices ascend, so that
@@ -366,10 +302,9 @@ def _add_sent(  # type: ignore[no-untyped-def]
     elements are set to zeros before.
     """
     PART: tl.constexpr = 256
-    _, row, first = _chunk_of(table, tensors, TILE)
-    target, n, k = tl.load(row).to(values.dtype), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    _, row, first, end, n = _chunk_of(table, TILE)
+    target, k = tl.load(row).to(values.dtype), tl.load(row + 3).to(tl.int32)
     mine, own = values + tl.load(row + 4), indices + tl.load(row + 5)
-    end = tl.minimum(first + TILE, n)
     if ZERO:
         at = first + tl.arange(0, TILE)
         tl.store(target + at, tl.zeros([TILE], tl.float32), mask=at < n)
@@ -400,13 +335,12 @@ def _add_sent(  # type: ignore[no-untyped-def]
 def select(tensors: Sequence[Tensor], ks: Sequence[int]) -> list[Tensor]:
     """Return, for each of several 1-D tensors, what `largest_magnitudes` does: int64, ascending.
 
-    tensors: contiguous, all of float32, float16 or bfloat16, without NaN, and longer than what is selected of them, one
-    element at least.
+    tensors: contiguous, all of float32, float16 or bfloat16, without NaN. ks: 1 to as many elements as each has.
     """
     until = [*accumulate(ks)]
     out = torch.empty(until[-1], dtype=torch.int64, device=tensors[0].device)
-    rows = [(one.data_ptr(), 0, one.numel(), k, 0, end - k, 0) for one, k, end in zip(tensors, ks, until, strict=True)]
-    _select(tuple(rows), tensors[0], tensors[0], out, False)
+    rows = [row_of(one, None, k, 0, end - k) for one, k, end in zip(tensors, ks, until, strict=True)]
+    _select(rows, tensors[0], out)
     return [*out.split([*ks])]
 
 
@@ -437,14 +371,12 @@ def compress_topk_(
 
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
-    message, first, rows = payloads[0], sums[0][0], []
-    begin, width = message.data_ptr(), first.element_size()
+    message, dtype, rows = payloads[0], sums[0][0].dtype, []
     for (one, more), k, payload, looked_at in zip_longest(sums, ks, payloads, checked):
-        start = payload.data_ptr() - begin
+        start, width = payload.data_ptr() - message.data_ptr(), dtype.itemsize
         values, indices = (start, start + width * k) if width == INDEX_BYTES else (start + INDEX_BYTES * k, start)
-        places = values // width, indices // INDEX_BYTES
-        rows.append((one.data_ptr(), _address(more), one.numel(), k, *places, _address(looked_at)))
-    return _select(tuple(rows), first, message.view(first.dtype), message.view(torch.int32), True, norms)
+        rows.append(row_of(one, more, k, values // width, indices // INDEX_BYTES, _address(looked_at)))
+    return _select(rows, message.view(dtype), message.view(torch.int32), True, norms)
 
 
 def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
@@ -456,18 +388,17 @@ def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
         1 for each of these, and 0 for each other: int64, on their device. The host does not wait for it.
     """
     first, number = gradients[0], len(gradients)
-    rows = tuple((0, 0, one.numel(), 0, 0, 0, one.data_ptr()) for one in gradients)
-    with on_device(first):
-        table, chunks = _table.__wrapped__(rows, TILE * TILES, *_where(first), (0,) * number)  # 0, as no other has it
-        spoilt = table[-number:]
-        _look_for_non_finite[(chunks,)](table, first, spoilt, table, number, 0, TILE, TILES, **EXACT)
-        _blank_spoilt[(chunks,)](table, first, spoilt, number, TILE, TILES, **EXACT)
+    rows = tuple(row_of(one, last=one.data_ptr()) for one in gradients)
+    grid, table = _table.__wrapped__(rows, 2 * TILE, first.device, 0, (0,) * number)  # the answers, as no other has it
+    spoilt = table[-number:]
+    launch(_look_for_non_finite, grid, table, first, spoilt, table, 0, TILE)
+    launch(_blank_spoilt, grid, table, first, spoilt, TILE)
     return spoilt
 
 
 def room_for_norms(tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     """Return memory for the sums of the chunks of `tensors`, and the part of it for each: (chunks, 2), float64."""
-    chunks = [-(-one.numel() // (TILE * TILES)) for one in tensors]
+    chunks = [-(-one.numel() // (2 * TILE)) for one in tensors]
     room = torch.empty(sum(chunks), 2, dtype=torch.float64, device=tensors[0].device)
     return room, room.split(chunks)
 
@@ -478,8 +409,7 @@ def sum_chunks(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     They are contiguous, of float32, float16 or bfloat16, on one device, and not empty.
     """
     room, parts = room_for_norms(tensors)
-    rows = ((one.data_ptr(), 0, one.numel(), 0, 0, 0, 0) for one in tensors)
-    launch(_sum_chunks, rows, TILE * TILES, tensors[0], tensors[0], room, len(tensors), TILE, TILES)
+    launch(_sum_chunks, *table_of(map(row_of, tensors), 2 * TILE, room), tensors[0], room, TILE)
     return parts
 
 
@@ -506,21 +436,14 @@ def fold_(
     """
     like, rows, listed = errors[0][0][0], list[Row](), list[int]()
     for (total, so_far), own, (to, is_average) in zip(sums, errors, into, strict=True):
-        places = total.data_ptr(), _address(so_far), total.numel(), len(own), len(listed) // 3
-        rows.append((*places, to.data_ptr(), int(is_average)))
+        first = COLUMNS * len(sums) + len(listed)
+        rows.append(row_of(total, so_far, len(own), first, to.data_ptr(), int(is_average)))
         for error, norms in own:
             listed += [error.data_ptr(), _address(norms), 0 if norms is None else len(norms)]
     weights = torch.empty(len(rows), dtype=torch.float32, device=like.device)
-    shares = (0.0, 0.0) if phi is None else (c_float(phi).value, c_float(1 - phi).value)
-    numbers = *shares, TINY, phi is not None, TILE, TILES
-    with on_device(like):
-        table, chunks = _table(tuple(rows), TILE * TILES, *_where(like), tuple(listed))
-        _fold[(chunks,)](table, like, weights, len(rows), chunks, *numbers, **EXACT)
+    shares = (None, None) if phi is None else (c_float(phi).value, c_float(1 - phi).value)
+    launch(_fold, *table_of(rows, 2 * TILE, like, listed), like, weights, *shares, TINY, TILE)
     return weights.unbind()
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def add_topk_(
@@ -529,24 +452,23 @@ def add_topk_(
     """Add `scale` x what ranks have `sent` to its places in each of the float32 `targets`, one rank after the other.
 
     A product is rounded before it is added. It takes one launch where all ranks have sent as much, and their messages
-    lie equally far apart; otherwise one for each tensor and rank.
+    lie equally far apart; otherwise one for each rank.
 
     sent: of each target, from every rank, values and their int32 indices, which ascend, as 1-D uint8, and how many.
     zero: whether the targets are set to zeros before.
     """
-    places = [[packed.data_ptr() for packed, _ in own] for own in sent]
-    first, counts, distance = sent[0][0][0], [[count for _, count in own] for own in sent], apart(places)
-    if distance is None or any(len({*own}) > 1 for own in counts):
-        for target, own in zip(targets, sent, strict=True):
-            for number, one in enumerate(own):
-                add_topk_([target], [[one]], scale, zero and not number)
+    distance = apart([[packed.data_ptr() for packed, _ in own] for own in sent])
+    if distance is None or any(len({count for _, count in own}) > 1 for own in sent):
+        for rank in range(len(sent[0])):
+            add_topk_(targets, [[own[rank]] for own in sent], scale, zero and not rank)
         return
-    ranks, width, rows = len(sent[0]), INDEX_BYTES, []
-    for target, (at, *_), (count, *_) in zip(targets, places, counts, strict=True):
-        value_at = (at - first.data_ptr()) // width
-        rows.append((target.data_ptr(), 0, target.numel(), count, value_at, value_at + count, 0))
-    numbers = len(rows), ranks, distance // width, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
-    launch(_add_sent, rows, SENT_TILE, first, first.view(torch.float32), first.view(torch.int32), *numbers)
+    first, ranks, rows = sent[0][0][0], len(sent[0]), []
+    for target, ((packed, count), *_) in zip(targets, sent, strict=True):
+        value_at = (packed.data_ptr() - first.data_ptr()) // INDEX_BYTES
+        rows.append(row_of(target, None, count, value_at, value_at + count))
+    numbers = ranks, distance // INDEX_BYTES, scale, zero, 1 << (ranks - 1).bit_length(), SENT_TILE
+    table = table_of(rows, SENT_TILE, first)
+    launch(_add_sent, *table, first.view(torch.float32), first.view(torch.int32), *numbers)
 
 
 def apart(places: Sequence[Sequence[int]]) -> int | None:
@@ -556,53 +478,57 @@ def apart(places: Sequence[Sequence[int]]) -> int | None:
     return steps.pop() if len(steps) == 1 else None
 
 
-def launch(kernel: Any, rows: Iterable[Row], size: int, like: Tensor, *arguments: Any) -> None:
-    """Launch `kernel` with a table of `rows`, a program for each `size` elements of a tensor, on the GPU of `like`."""
-    with on_device(like):
-        table, chunks = _table(tuple(rows), size, *_where(like))
-        kernel[(chunks,)](table, *arguments, **EXACT)
-
-
 def _select(
-    rows: tuple[Row, ...], first: Tensor, values: Tensor, indices: Tensor, takes: bool, norms: Tensor | None = None
+    rows: Sequence[Row], values: Tensor, indices: Tensor, takes: bool = False, norms: Tensor | None = None
 ) -> Tensor:
-    """Launch the kernels for the tensors in `rows`, which are like `first`; return which gradients were not finite."""
-    integer, bits = (torch.int32, 31) if first.element_size() == 4 else (torch.int16, 15)
-    tensors, digits, tiles = len(rows), (bits + 1) // 8, (TILE, TILES)
-    raw, device = values.view(integer), first.device
-    with on_device(first):
-        table, chunks = _table(rows, TILE * TILES, *_where(first), (0,) * (tensors + 1))
-        arrived, spoilt = table[-1:], table[-1 - tensors :]
-        counts = torch.empty(tensors * digits * BINS, dtype=torch.int32, device=device)
-        answers = torch.empty(tensors, dtype=torch.int32, device=device)
-        until = torch.empty(2 * chunks, dtype=torch.int32, device=device)
-        _look_for_non_finite[(chunks,)](table, values, spoilt, counts, tensors, digits, *tiles, **EXACT)
-        for row in range(digits):
-            numbers = tensors, row, bits, *tiles
-            _histogram[(chunks,)](table, values, raw, spoilt, answers, counts, *numbers, **EXACT)
-        numbers = tensors, chunks, bits, *tiles
-        _count_selected[(chunks,)](table, raw, counts, until, arrived, *numbers, **EXACT)
-        room, flags = values if norms is None else norms, (takes, norms is not None)
-        found = values, raw, indices, counts, until, spoilt, room
-        _write_selected[(chunks,)](table, *found, *numbers, *flags, **EXACT)
+    """Launch the kernels for tensors like `values`, by their `rows`; return which gradients were not finite."""
+    integer, bits = (torch.int32, 31) if values.element_size() == 4 else (torch.int16, 15)
+    tensors, digits, raw = len(rows), (bits + 1) // 8, values.view(integer)
+    grid, table = table_of(rows, 2 * TILE, values, [0] * (tensors + 1))
+    arrived, spoilt = table[-1:], table[-1 - tensors :]
+    counts, answers, until = (
+        torch.empty(number, dtype=torch.int32, device=values.device)
+        for number in (tensors * digits * BINS, tensors, 2 * grid[0])
+    )
+    launch(_look_for_non_finite, grid, table, values, spoilt, counts, digits, TILE)
+    for digit in range(digits):
+        launch(_histogram, grid, table, values, raw, spoilt, answers, counts, digit, bits, TILE)
+    launch(_count_selected, grid, table, raw, counts, until, arrived, bits, TILE)
+    launch(_write_selected, grid, table, values, raw, indices, counts, until, spoilt, norms, bits, TILE, takes)
     return answers
 
 
-def _where(tensor: Tensor) -> tuple[torch.device, int]:
-    """Return the device of `tensor` and the number of the current stream there."""
-    return tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+def row_of(
+    dense: Tensor, added: Tensor | None = None, k: int = 0, values: int = 0, indices: int = 0, last: int = 0
+) -> Row:
+    """Return what a table has for a tensor: the addresses of its sum and of what is added to it (0: nothing), its
+    elements, how many of them are selected, where its values and where its indices begin in the message, each counted
+    in elements of their own dtype, and the address of what is checked for NaN (0: nothing). `_fold` says what it has
+    instead. An eighth column is the number of its first chunk."""
+    return dense.data_ptr(), _address(added), dense.numel(), k, values, indices, last
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def table_of(rows: Iterable[Row], size: int, like: Tensor, more: Sequence[int] = ()) -> tuple[tuple[int], Tensor]:
+    """Return how many programs there are, one for each `size` elements of a tensor, and on the GPU of `like` a table:
+    of which tensor each chunk of that size is, the `rows`, and what is to follow."""
+    stream = torch.cuda.current_stream(like.device).cuda_stream if like.is_cuda else 0
+    return _table(tuple(rows), size, like.device, stream, tuple(more))
 
 
 @lru_cache(maxsize=512)
 def _table(
-    rows: tuple[Row, ...], size: int, device: torch.device, stream: int, more: tuple[int, ...] = ()
-) -> tuple[Tensor, int]:
-    """Return on `device` the `rows`, of which tensor each chunk of `size` is, and what is to follow; and the number of
-    chunks. It is kept for the next step with these addresses, for one `stream`, which has waited for the copy."""
-    chunks = [max(1, -(-row[2] // size)) for row in rows]
+    rows: tuple[Row, ...], size: int, device: torch.device, stream: int, more: tuple[int, ...]
+) -> tuple[tuple[int], Tensor]:
+    """Return what `table_of` does. It is kept for the next step with these addresses, for one `stream`, which has
+    waited for the copy."""
+    chunks = [max(1, -(-one[2] // size)) for one in rows]
     table = np.column_stack((np.array(rows, np.int64), np.cumsum([0, *chunks[:-1]])))
     owners = np.repeat(np.arange(len(rows)), chunks)
-    made = torch.from_numpy(np.concatenate((table.reshape(-1), owners, np.array(more, np.int64))))
+    made = torch.from_numpy(np.concatenate((owners, table.reshape(-1), np.array(more, np.int64))))
     if device.type == "cuda":
         made = made.pin_memory()  # the host does not wait for the copy
-    return made.to(device, non_blocking=True), len(owners)
+    return (len(owners),), made.to(device, non_blocking=True)

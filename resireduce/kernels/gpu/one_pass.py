@@ -4,7 +4,7 @@ The modules of the kernels can be imported, and read, without Triton.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,25 +22,23 @@ TILE = 1024
 BLOCK, ROWS = 64, 32
 """Elements of a block that has a scale, and blocks of one program: powers of two."""
 TINY = torch.finfo(torch.float32).tiny
-SIZES = ("width", "tensors", "chunks")
-"""Arguments for which Triton does not compile a kernel for each kind of value (1, multiples of 16, others). It does for
-those called n: with multiples of 16, several elements are read at once."""
-FLAGS = ("spoilt", "arrived")
-"""Arguments that lie anywhere in a table, for which Triton does not compile a kernel for each alignment either."""
+ALIKE = {"do_not_specialize": ("width",), "do_not_specialize_on_alignment": ("spoilt", "arrived")}
+"""Arguments for which Triton does not compile a kernel for each kind of value (1, multiples of 16, others), or for each
+alignment: they lie anywhere in a table. It does for n: with multiples of 16, several elements are read at once."""
 EXACT = {"num_warps": 8, "enable_fp_fusion": False}
 """How kernels are launched: a product is rounded before it is added to something, as in the plain form."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Return `function` as a kernel; as it is, where there is no Triton."""
-    kinds = {"do_not_specialize": SIZES, "do_not_specialize_on_alignment": FLAGS}
-    return function if triton is None else triton.jit(**kinds)(function)
+    return function if triton is None else triton.jit(**ALIKE)(function)
 
 
-def on_device(tensor: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
-    elsewhere = tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
-    return torch.cuda.device(tensor.device) if elsewhere else nullcontext()
+def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any) -> None:
+    """Launch `kernel` in as many programs as the `grid` says, on the GPU of `first`; or in Triton's interpreter."""
+    elsewhere = first.is_cuda and first.get_device() != torch.cuda.current_device()
+    with torch.cuda.device(first.device) if elsewhere else nullcontext():
+        kernel[grid](first, *others, **EXACT)
 
 
 # --- Quotients of float32 numbers, rounded once, by a product: many are divided by one, which is inverted once ---
@@ -88,8 +86,7 @@ def cross_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, adds: 
     unless it `adds`; the others int32.
     """
     height, n = values.shape
-    with on_device(matrix):
-        _cross[(height, -(-n // TILE))](matrix, rows, columns, values, matrix.shape[1], n, adds, TILE, **EXACT)
+    launch(_cross, (height, -(-n // TILE)), matrix, rows, columns, values, matrix.shape[1], n, adds, TILE)
 
 
 # --- Codes of 8 and 4 bits with a scale for each block of 64: encoding, and decoding onto a gradient ---
@@ -138,8 +135,7 @@ def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int) -> Non
     first below.
     """
     n = target.numel()
-    with on_device(target):
-        _decode_add[(-(-n // TILE),)](target, codes, scales, n, bits, TILE, **EXACT)
+    launch(_decode_add, (-(-n // TILE),), target, codes, scales, n, bits, TILE)
 
 
 def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
@@ -149,5 +145,4 @@ def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: i
     scale, is rounded up if its fraction and this number add up to 1 or more.
     """
     n = values.numel()
-    with on_device(values):
-        _encode[(-(-n // (ROWS * BLOCK)),)](values, drawn, codes, scales, n, TINY, bits, ROWS, **EXACT)
+    launch(_encode, (-(-n // (ROWS * BLOCK)),), values, drawn, codes, scales, n, TINY, bits, ROWS)
