@@ -104,20 +104,13 @@ class CompressionHook(HookState):
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Launch the messages of a `bucket`, whose memory receives the averages; the last bucket completes the futures.
 
-        Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; UsageError for sparse
-        gradients, and for unknown parameters; ConfigError, in the first pass, if ranks go on from different steps. The
-        wrapper refuses to go on after a step that has failed.
+        Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; ConfigError, in the
+        first pass, if ranks go on from different steps; KeyError for a parameter that was frozen after it was wrapped.
+        The wrapper refuses to go on after a step that has failed.
         """
         if not self._is_known:
             self._look_around(self._slot_of, {})
-        if any(parameter not in self._slot_of for parameter in bucket.parameters()):
-            raise UsageError(
-                "a parameter was frozen between DistributedDataParallel(...) and resireduce.compress_ddp(...): freeze "
-                "before the model is wrapped"
-            )
         slots, buffer = [self._slot_of[parameter] for parameter in bucket.parameters()], bucket.buffer()
-        if buffer.layout != torch.strided:
-            raise UsageError(f"the gradient of {slots[0].name!r} is sparse: make its layer with sparse=False")
         pairs = zip(slots, buffer.split([slot.parameter.numel() for slot in slots]), strict=True)
         views = {slot: part.as_strided(slot.parameter.shape, self._strides[slot]) for slot, part in pairs}
         self._send(views, buffer)
