@@ -2,10 +2,10 @@
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,13 @@ def find_nodes(communicator: Communicator, hierarchy: object) -> Partition:
         Linux's boot id, share a node. Or the lists of ranks themselves.
     """
     if isinstance(hierarchy, list | tuple):
-        nodes = _listed(hierarchy, communicator.world_size)
+        ranks = [rank for node in hierarchy if isinstance(node, list | tuple) for rank in node]
+        if sorted(map(repr, ranks)) != sorted(map(repr, range(communicator.world_size))):
+            raise ConfigError(
+                f"hierarchy: {hierarchy!r} is not allowed with {communicator.world_size} ranks; give the ranks of each "
+                "node, every rank once, such as [[0, 1], [2, 3]]"
+            )
+        nodes = tuple(sorted(tuple(sorted(node)) for node in hierarchy))
     else:
         known = _told(communicator)
         is_one_step = len({step for step, _, _ in known}) == 1 and known[0][0]
@@ -39,16 +45,6 @@ def find_nodes(communicator: Communicator, hierarchy: object) -> Partition:
             "start as many on each, or give hierarchy='flat'"
         )
     return nodes
-
-
-def _listed(given: Sequence[Any], world_size: int) -> Partition:
-    ranks = [rank for node in given if isinstance(node, list | tuple) for rank in node]
-    if sorted(map(repr, ranks)) != sorted(map(repr, range(world_size))):
-        raise ConfigError(
-            f"hierarchy: {given!r} is not allowed with {world_size} ranks; give the ranks of each node, every rank "
-            "once, such as [[0, 1], [2, 3]]"
-        )
-    return tuple(sorted(tuple(sorted(node)) for node in given))
 
 
 def _told(communicator: Communicator) -> list[list[str]]:
