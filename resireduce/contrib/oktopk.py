@@ -167,15 +167,31 @@ class OkTopK(Agreeing, Selecting):
             cuts = torch.searchsorted(mine, starts[:-1].contiguous()).tolist()
         sizes = [2 * (stop - start) for start, stop in pairwise([*cuts, len(mine)])]
         asked = AllToAll(pairs(flat[mine].to(wide), mine, flat.numel()), sizes)
-        sums = summed([unpaired(one, wide) for one in (yield asked)])
-        (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
+        values, places = summed([unpaired(one, wide) for one in (yield asked)])
+        known = Threshold() if flat.is_meta else Threshold(*state["common"].tolist())
+        exact = k == flat.numel() or known.is_due(k, step, self.global_every)
+        if exact:
+            chosen = largest_without_zeros(values, k)
+        else:
+            chosen = (values.abs() >= not_above(known.value, wide)).nonzero()[:, 0]
+        offered = AllGather(pairs(values[chosen], places[chosen], flat.numel()))
+        parts = [unpaired(one, wide) for one in (yield offered)]
+        values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        if exact:
+            chosen = largest_without_zeros(values, k)
+            values, places = values[chosen], places[chosen]
+            known = Threshold.reached_by(values, k, step) if len(values) else known
+        elif 0 < len(values) <= 2 * k:
+            known = known.adapted(len(values), 4 * k / 3, self.global_factor)
+        else:
+            known = Threshold()
         used = mine if mine.is_meta else mine[torch.isin(mine, places, assume_unique=True)]
         own = Ragged.pack(flat[used].to(wide), narrowed(used, grad), like=grad)
         return replace(
             own,
             known=Ragged.pack(values, narrowed(places, grad), like=grad).buffer,
-            rounds_bytes=told + asked.tensor.nbytes + offered - own.nbytes,
-            learnt={"common": torch.tensor(common, dtype=torch.float64, device=flat.device), "starts": starts},
+            rounds_bytes=told + asked.tensor.nbytes + offered.tensor.nbytes - own.nbytes,
+            learnt={"common": torch.tensor(known, dtype=torch.float64, device=flat.device), "starts": starts},
         )
 
     def sent_indices(self, payload: Payload) -> Tensor:
@@ -193,8 +209,7 @@ class OkTopK(Agreeing, Selecting):
         known, found = Threshold(*memory.tolist()), None
         if k < len(flat) and not known.is_due(k, step, self.local_every):
             for _ in range(RAISES + 1):
-                found = few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)
-                if found is not None:
+                if (found := few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)) is not None:
                     known = known.adapted(len(found), 5 * k / 4, self.local_factor)
                     break
                 known = known._replace(value=known.value * RAISE)
@@ -216,27 +231,3 @@ class OkTopK(Agreeing, Selecting):
         count = total[-1:]
         found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
         return torch.where(count > 0, found, starts), asked.nbytes
-
-    def _common(
-        self, sums: Sums, k: int, step: int, memory: Tensor, numel: int
-    ) -> Generator[AllGather, Any, tuple[Sums, Threshold, int]]:
-        """Return the selected sums of all regions, the common threshold, and the bytes that this rank has offered."""
-        known = Threshold() if memory.is_meta else Threshold(*memory.tolist())
-        exact = k == numel or known.is_due(k, step, self.global_every)
-        values, places = sums
-        if exact:
-            chosen = largest_without_zeros(values, k)
-        else:
-            chosen = (values.abs() >= not_above(known.value, values.dtype)).nonzero()[:, 0]
-        offered = AllGather(pairs(values[chosen], places[chosen], numel))
-        parts = [unpaired(one, values.dtype) for one in (yield offered)]
-        values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        if exact:
-            chosen = largest_without_zeros(values, k)
-            values, places = values[chosen], places[chosen]
-            known = Threshold.reached_by(values, k, step) if len(values) else known
-        elif not 0 < len(values) <= 2 * k:
-            known = Threshold()
-        else:
-            known = known.adapted(len(values), 4 * k / 3, self.global_factor)
-        return (values, places), known, offered.tensor.nbytes

@@ -93,19 +93,17 @@ class Profiler:
 
     def _link(self, nbytes: np.ndarray, device: torch.device) -> tuple[float, float]:
         """Return the latency, and the seconds per byte, of the collective that payloads use."""
-        smallest = max(nbytes.min(), 64.0)
-        sizes = [8 * int(size / 8) for size in np.geomspace(smallest, max(nbytes.sum(), 2 * smallest), SIZES)]
-        seconds = [np.median([self._collective(size, device) for _ in range(REPEATS)]) for size in sizes]
-        return line_through(np.array(sizes, dtype=np.float64), np.array(seconds))
-
-    def _collective(self, nbytes: int, device: torch.device) -> float:
-        """Return the seconds of one collective that all ranks begin together."""
-        ranks, buffer = self.feedback.communicator, torch.zeros(nbytes // 4, device=device)
+        ranks, smallest = self.feedback.communicator, max(nbytes.min(), 64.0)
         launch: Any = ranks.all_reduce if self.feedback.compressor.collective == "all_reduce" else ranks.all_gather
-        ranks.all_reduce(torch.zeros(1, device=ranks.control_device), "resireduce.profile.start").wait()
-        began = _clock(device)
-        launch(buffer, f"resireduce.profile.{nbytes}").wait()
-        return _clock(device) - began
+        sizes = np.geomspace(smallest, max(nbytes.sum(), 2 * smallest), SIZES) // 8 * 8
+        seconds = np.empty((SIZES, REPEATS))
+        for place, repeat in np.ndindex(seconds.shape):
+            buffer = torch.zeros(int(sizes[place]) // 4, device=device)
+            ranks.all_reduce(torch.zeros(1, device=ranks.control_device), "resireduce.profile.start").wait()  # together
+            began = _clock(device)
+            launch(buffer, f"resireduce.profile.{place}").wait()
+            seconds[place, repeat] = _clock(device) - began
+        return line_through(sizes, np.median(seconds, axis=1))
 
 
 def _clock(device: torch.device) -> float:
