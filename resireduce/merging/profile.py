@@ -2,7 +2,6 @@
 
 import time
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -65,13 +64,6 @@ class Profiler:
         self._steps.append(now)
         if len(self._steps) <= TIMED_STEPS:
             return
-        self._queue.costs = self._found(order)
-        messages: list[list[str]] = broadcast_object(self._queue.costs.messages(self.rule), self.world)
-        self.rule, self._steps = None, []
-        del self._queue.compress
-        self._queue.merge(messages)
-
-    def _found(self, order: Sequence[Slot]) -> Costs:
         steps = [
             {slot: (ready - min(one[0] for one in step.values()), *rest) for slot, (ready, *rest) in step.items()}
             for step in self._steps[1:]
@@ -82,7 +74,11 @@ class Profiler:
         latency, per_byte = self._largest(np.array(self._link(nbytes, order[0].parameter.device)))
         elements = [slot.template.numel() for slot in order]
         sizes, names = [int(size) for size in nbytes], [slot.name for slot in order]
-        return Costs(float(latency), float(per_byte), names, ready.tolist(), compress.tolist(), sizes, elements)
+        costs = Costs(float(latency), float(per_byte), names, ready.tolist(), compress.tolist(), sizes, elements)
+        messages: list[list[str]] = broadcast_object(costs.messages(self.rule), self.world)
+        self.rule, self._steps, self._queue.costs = None, [], costs
+        del self._queue.compress
+        self._queue.merge(messages)
 
     @exactly
     def _largest(self, mine: np.ndarray) -> np.ndarray:

@@ -28,12 +28,11 @@ from resireduce.watchers import digest, refuse_capture, refuse_compiled_autograd
 from resireduce.wrappers.hooks import HookState
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
-#
-# A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once.
 
 
 class Unit:
-    """One unit: this rank's slices of its gradients, and the flat tensor that its reduce-scatter leaves.
+    """What one call of `fully_shard` holds together (a transformer block): this rank's slices of its gradients, and the
+    flat tensor that its reduce-scatter leaves.
 
     `group` is the FSDPParamGroup in torch, of the `module` that is called `name` in the model; `names` are those of
     parameters, by id. Raises ConfigError unless it is sharded over one dimension, and has no hook.
