@@ -1,10 +1,9 @@
 """Ok-Topk: the largest elements of the sum over all ranks, by exchanges among all of them."""
 
 import math
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -160,7 +159,16 @@ class OkTopK(Agreeing, Selecting):
         wide = torch.promote_types(grad.dtype, torch.float32)
         state = state or self.state(grad.shape, grad)
         mine = self._selected(flat, k, step, state["mine"])
-        starts, told = yield from self._regions(mine, step, state["starts"])
+        starts, told = state["starts"], 0
+        if self.ranks > 1 and (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
+            wanted = starts.new_zeros(self.ranks)
+            if len(mine):  # where regions but the first would begin to divide it evenly, and 1; all ranks' are summed
+                wanted[:-1] = mine[torch.arange(1, self.ranks, device=mine.device) * len(mine) // self.ranks]
+                wanted[-1] = 1
+            total = yield wanted
+            count = total[-1:]
+            found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
+            starts, told = torch.where(count > 0, found, starts), wanted.nbytes
         if mine.is_meta:  # equally many for each region
             cuts = [len(mine) * rank // self.ranks for rank in range(self.ranks)]
         else:
@@ -218,16 +226,3 @@ class OkTopK(Agreeing, Selecting):
             known = Threshold.reached_by(flat[found], k, step)
         memory.copy_(torch.tensor(known, dtype=torch.float64, device="cpu"))
         return found
-
-    def _regions(self, mine: Tensor, step: int, starts: Tensor) -> Generator[Tensor, Any, tuple[Tensor, int]]:
-        """Return where regions begin, and the bytes that this rank has sent for it: ranks agree on them if due."""
-        if self.ranks == 1 or not (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
-            return starts, 0
-        asked = starts.new_zeros(self.ranks)
-        if len(mine):  # where all regions but the first would begin to divide it evenly, and 1; all ranks' are summed
-            asked[:-1] = mine[torch.arange(1, self.ranks, device=mine.device) * len(mine) // self.ranks]
-            asked[-1] = 1
-        total = yield asked
-        count = total[-1:]
-        found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
-        return torch.where(count > 0, found, starts), asked.nbytes
