@@ -169,6 +169,7 @@ class OkTopK(Agreeing, Selecting):
             count = total[-1:]
             found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
             starts, told = torch.where(count > 0, found, starts), wanted.nbytes
+            del wanted, total, count, found  # all tensors wait in their rounds at once
         if mine.is_meta:  # equally many for each region
             cuts = [len(mine) * rank // self.ranks for rank in range(self.ranks)]
         else:
