@@ -35,8 +35,7 @@ class ByNodes(Flat):
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, node: Communicator, held_limit: int):
         super().__init__(feedback)
         self.slots, self.node, self.held_limit = slots, node, held_limit
-        self.is_patient = True
-        """Whether it has never waited in vain."""
+        self._is_patient = True  # has never waited in vain
         self._launched = self.held_bytes = 0
         self._under_way: deque[tuple[Bucket, Handle[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
@@ -93,9 +92,9 @@ class ByNodes(Flat):
         """Return whether the oldest message, that of `handle`, has come from all ranks; wait while too much is held."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not handle.is_ready():
-            if not self.is_patient or self.held_bytes <= self.held_limit:
+            if not self._is_patient or self.held_bytes <= self.held_limit:
                 return False
-            self.is_patient = time.monotonic() < deadline
+            self._is_patient = time.monotonic() < deadline
             time.sleep(POLL_SECONDS)
         return True
 
