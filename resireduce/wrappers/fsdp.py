@@ -127,8 +127,7 @@ def has_replicas(group: Any) -> bool:
 def find_units(model: nn.Module) -> list[Unit]:
     """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
 
-    Raises ConfigError for a model of which `fully_shard` holds nothing that is trained, or more than the shards of one
-    dimension, or that has a hook.
+    Raises ConfigError as `Unit` does, and unless at least one is found, and all are sharded over the same ranks.
     """
     sharded = [(name or "(root)", one) for name, one in model.named_modules() if isinstance(one, FSDPModule)]
     for _, module in sharded:
@@ -178,7 +177,6 @@ class ShardedCompressionHook(HookState):
         check("replicate", replicate, isinstance(across, dist.ProcessGroup), wanted)
         ranks = self.units[0].group.mesh_info.shard_process_group
         self._shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
-        place = self._shards.rank, self._shards.world_size
         slices: dict[str, nn.Parameter] = {}  # like those of gradients, without memory of their own
         for unit in self.units:
             flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
@@ -190,7 +188,7 @@ class ShardedCompressionHook(HookState):
             "and call fully_shard(model) too, or average it yourself"
         )
         super().__init__(given, model, parameters, replicas, reason, (), slices, units=found, shards=self._shards)
-        self.feedback.place = {**self.feedback.place, **dict(zip(SHARD, place, strict=True))}
+        self.feedback.place = {**self.feedback.place, SHARD[0]: self._shards.rank, SHARD[1]: self._shards.world_size}
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._reduced: set[Unit] = set()
         self._failed, self._is_fresh = False, True
