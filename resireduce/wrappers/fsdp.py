@@ -39,21 +39,17 @@ class Unit:
     """
 
     def __init__(self, name: str, module: FSDPModule, group: Any, names: Mapping[int, str]):
-        if has_replicas(group):
-            raise ConfigError(
-                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
-                "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
-            )
         if group._all_reduce_hook is not None:
             raise ConfigError(
                 f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
                 "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
             )
         split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
-        if split:
+        if split or has_replicas(group):
             raise ConfigError(
-                f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
-                "which is not supported; give a model that only fully_shard has split"
+                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+                "compression (give fully_shard the dimension of the shards alone: mesh=mesh['shard']), or is split by "
+                f"tensor parallelism, which is not supported: {split[:1]}"
             )
         self.name, self.module, self.group = name, module, group
         self.trained: dict[str, Any] = {}
