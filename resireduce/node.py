@@ -35,8 +35,7 @@ class ByNodes(Flat):
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, node: Communicator, held_limit: int):
         super().__init__(feedback)
         self.slots, self.node, self.held_limit = slots, node, held_limit
-        self.is_patient = True
-        """Whether it has never waited in vain."""
+        self._is_patient = True  # has never waited in vain
         self._launched = self.held_bytes = 0
         self._under_way: deque[tuple[Bucket, Handle[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
@@ -68,7 +67,8 @@ class ByNodes(Flat):
                 self._arrive(queue, step)
         while self._under_way:
             self._arrive(queue, step)
-        present = self.agree()
+        mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
+        present = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
         for slot, mean in self._unknown.items():
             if present[slot.index]:  # on other ranks of the node
                 slot.stage = Stage.TAKEN
@@ -92,16 +92,16 @@ class ByNodes(Flat):
         """Return whether the oldest message, that of `handle`, has come from all ranks; wait while too much is held."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not handle.is_ready():
-            if not self.is_patient or self.held_bytes <= self.held_limit:
+            if not self._is_patient or self.held_bytes <= self.held_limit:
                 return False
-            self.is_patient = time.monotonic() < deadline
+            self._is_patient = time.monotonic() < deadline
             time.sleep(POLL_SECONDS)
         return True
 
     def _arrive(self, queue: LaunchQueue, step: int) -> None:
         """Take the slices of the oldest message, except those of which no rank is known yet to have a gradient."""
         bucket, handle = self._under_way.popleft()
-        row = self.wait(handle)
+        row = handle.wait().mul_(1 / self.node.world_size)
         del handle  # and the gradient with it
         self.held_bytes -= bucket.nbytes
         for slot, part in zip(bucket.slots, row.split(_widths(bucket)), strict=True):
@@ -117,16 +117,6 @@ class ByNodes(Flat):
         queue.compress_ready(slot, step)
         queue.launch(step)
 
-    def wait(self, handle: Handle[Tensor]) -> Tensor:
-        """Return the mean whose sum `handle` brings."""
-        return handle.wait().mul_(1 / self.node.world_size)
-
-    def agree(self) -> list[int]:
-        """Return how many ranks of the node have a gradient, for each slot."""
-        mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
-        found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
-        return found
-
     # --- averages on their way back: slices are gathered, so that every rank has the whole ---
 
     @exactly
@@ -138,17 +128,14 @@ class ByNodes(Flat):
             received = self.feedback.receive(bucket.message, range(count), [None] * count)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
-            rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)
-            for slot, part in zip(bucket.slots, rows.split(_widths(bucket), dim=1), strict=True):
+            name, widths = f"resireduce.average.{bucket.name}", _widths(bucket)
+            rows = self.node.gather(own[0] if len(own) == 1 else torch.cat(own), name).wait().view(-1, sum(widths))
+            for slot, part in zip(bucket.slots, rows.split(widths, dim=1), strict=True):
                 slot.average = slot.slices.joined(part)  # type: ignore[union-attr]
         found = [slot.average for slot in slots]
         for slot in slots:
             slot.average = None
         return [one for one in found if one is not None]
-
-    def gathered(self, own: Tensor, name: str) -> Tensor:
-        """Return the rows of all ranks of the node, [ranks, size of `own`]."""
-        return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)
 
 
 def _widths(bucket: Bucket) -> list[int]:

@@ -66,11 +66,7 @@ class Communicator(ABC):
         Parts are equal, so `world_size` must divide the size of `tensor`, whose memory is used and then released.
         """
         whole = self.all_reduce(tensor, name)
-
-        def own() -> Tensor:
-            return whole.wait().view(self.world_size, -1)[self.rank].clone()
-
-        return Handle(own, whole.is_ready)
+        return Handle(lambda: torch.clone(whole.wait().view(self.world_size, -1)[self.rank]), whole.is_ready)
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Send the first `sizes[0]` elements of 1-D `tensor` to rank 0, the next `sizes[1]` to rank 1, and so on.

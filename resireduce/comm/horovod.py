@@ -16,7 +16,7 @@ _POLL_SECONDS = 5e-5
 
 
 class HorovodCommunicator(Communicator):
-    """All ranks of a Horovod job. ConfigError if Horovod is not there, or `horovod.torch.init()` was not called.
+    """All ranks of a Horovod job. ConfigError if Horovod is not there; Horovod's own if `init()` was not called.
 
     Horovod pairs collectives by their names, and reports ranks that do not come. A number, equal on all ranks, precedes
     the name: two optimizers may have parameters of the same names.
@@ -28,8 +28,6 @@ class HorovodCommunicator(Communicator):
         """Join `ranks`, ascending, with this one among them, which must be a process set of Horovod; None: all."""
         self._prefix = f"{next(self._made)}."
         self._hvd = import_horovod()
-        if not self._hvd.is_initialized():
-            raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
         self._set = self._hvd.global_process_set if ranks is None else _process_set(tuple(ranks))
         self._first = 0 if ranks is None else ranks[0]
         self.rank, self.world_size = self._set.rank(), self._set.size()

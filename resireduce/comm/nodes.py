@@ -2,10 +2,10 @@
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,9 +25,25 @@ def find_nodes(communicator: Communicator, hierarchy: object) -> Partition:
         Linux's boot id, share a node. Or the lists of ranks themselves.
     """
     if isinstance(hierarchy, list | tuple):
-        nodes = _listed(hierarchy, communicator.world_size)
+        ranks = [rank for node in hierarchy if isinstance(node, list | tuple) for rank in node]
+        if sorted(map(repr, ranks)) != sorted(map(repr, range(communicator.world_size))):
+            raise ConfigError(
+                f"hierarchy: {hierarchy!r} is not allowed with {communicator.world_size} ranks; give the ranks of each "
+                "node, every rank once, such as [[0, 1], [2, 3]]"
+            )
+        nodes = tuple(sorted(tuple(sorted(node)) for node in hierarchy))
     else:
-        known = _told(communicator)
+        # What was started within one task of a step of Slurm, as by torchrun, has other numbers than the step.
+        slurm = os.environ
+        numbers = slurm.get("SLURM_PROCID"), slurm.get("SLURM_STEP_NUM_TASKS")
+        is_task = numbers == (str(communicator.rank), str(communicator.world_size))
+        step = f"{slurm.get('SLURM_JOB_ID')}.{slurm.get('SLURM_STEP_ID')}" if is_task else ""
+        boot = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
+        machine = f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
+        word = bytearray(f"{step}/{slurm.get('SLURM_NODEID', '')}/{machine}".encode())
+        mine = torch.frombuffer(word, dtype=torch.uint8).to(communicator.control_device)
+        rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
+        known = [bytes(row.tolist()).decode().split("/", 2) for row in rows]
         is_one_step = len({step for step, _, _ in known}) == 1 and known[0][0]
         said = [node if is_one_step else machine for _, node, machine in known]
         nodes = tuple(tuple(rank for rank, one in enumerate(said) if one == word) for word in dict.fromkeys(said))
@@ -39,31 +55,6 @@ def find_nodes(communicator: Communicator, hierarchy: object) -> Partition:
             "start as many on each, or give hierarchy='flat'"
         )
     return nodes
-
-
-def _listed(given: Sequence[Any], world_size: int) -> Partition:
-    ranks = [rank for node in given if isinstance(node, list | tuple) for rank in node]
-    if sorted(map(repr, ranks)) != sorted(map(repr, range(world_size))):
-        raise ConfigError(
-            f"hierarchy: {given!r} is not allowed with {world_size} ranks; give the ranks of each node, every rank "
-            "once, such as [[0, 1], [2, 3]]"
-        )
-    return tuple(sorted(tuple(sorted(node)) for node in given))
-
-
-def _told(communicator: Communicator) -> list[list[str]]:
-    """Return of each rank the step of Slurm of which it is the task of its number (or ""), its node, its machine."""
-    # What was started within one task of a step, as by torchrun, has other numbers than the step.
-    slurm = os.environ
-    numbers = slurm.get("SLURM_PROCID"), slurm.get("SLURM_STEP_NUM_TASKS")
-    is_task = numbers == (str(communicator.rank), str(communicator.world_size))
-    step = f"{slurm.get('SLURM_JOB_ID')}.{slurm.get('SLURM_STEP_ID')}" if is_task else ""
-    boot = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
-    machine = f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
-    word = bytearray(f"{step}/{slurm.get('SLURM_NODEID', '')}/{machine}".encode())
-    mine = torch.frombuffer(word, dtype=torch.uint8).to(communicator.control_device)
-    rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
-    return [bytes(row.tolist()).decode().split("/", 2) for row in rows]
 
 
 # --- The ranks of a job as one level, or as two: within a node, and between nodes ---

@@ -95,7 +95,8 @@ class TorchCommunicator(Communicator):
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise ConfigError(f"group: {group!r} is not allowed; give a ProcessGroup that this rank is in, or None")
         self._pooled = Pooled(group) if group is not None and shares else acquire(group, parts)
-        self._release = weakref.finalize(self, setattr, self._pooled, "free", True)
+        # Another optimizer may use the process group from then on, also where this is gone without a call.
+        self.close = weakref.finalize(self, setattr, self._pooled, "free", True)  # type: ignore[method-assign]
         self.group = group = self._pooled.group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self._backend, self.control_device = dist.get_backend(group), _device(group)
@@ -105,10 +106,6 @@ class TorchCommunicator(Communicator):
     def would_block(self) -> bool:
         """Whether a gather or an exchange, which must be launched before any other collective, still lacks sizes."""
         return self._ragged is not None and not self._ragged[0].is_ready()
-
-    def close(self) -> None:
-        """Let another optimizer use this process group."""
-        self._release()
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         numbers = dist.get_process_group_ranks(self.group)

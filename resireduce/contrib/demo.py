@@ -68,8 +68,10 @@ class _Tiles:
 
     def __init__(self, dense: Tensor):
         self._matrix = dense.view(dense.shape[0], -1) if dense.dim() > 1 else dense.view(1, -1)
-        (rows, self.height), (columns, self.width) = (_divided(size) for size in self._matrix.shape)
-        self.counts, self.dtype = (rows, columns), torch.promote_types(dense.dtype, torch.float32)
+        rows, columns = self._matrix.shape
+        self.counts = -(-rows // SIDE), -(-columns // SIDE)
+        self.dtype = torch.promote_types(dense.dtype, torch.float32)
+        self.height, self.width = -(-rows // self.counts[0]), -(-columns // self.counts[1])
         self._left, self._right = (_cosines(size, self.dtype, dense.device) for size in (self.height, self.width))
 
     def parts(self) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
@@ -102,12 +104,6 @@ class _Tiles:
         missing = -part.shape[1] % self.width, -part.shape[0] % self.height
         whole = pad(part.to(self.dtype), (0, missing[0], 0, missing[1]))
         return whole.unflatten(1, (-1, self.width)).unflatten(0, (-1, self.height)).transpose(1, 2)
-
-
-def _divided(size: int) -> tuple[int, int]:
-    """Return how many equal parts of at most SIDE elements make up `size`, and how many elements each has."""
-    count = -(-size // SIDE)
-    return count, -(-size // count)
 
 
 def _cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:

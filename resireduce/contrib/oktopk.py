@@ -1,9 +1,8 @@
 """Ok-Topk: the largest elements of the sum over all ranks, by exchanges among all of them."""
 
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,22 +149,48 @@ class OkTopK(Agreeing, Selecting):
         wide = torch.promote_types(grad.dtype, torch.float32)
         state = state or self.state(grad.shape, grad)
         mine = self._selected(flat, k, step, state["mine"])
-        starts, told = yield from self._regions(mine, step, state["starts"])
+        starts, told = state["starts"], 0
+        if self.ranks > 1 and (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
+            wanted = starts.new_zeros(self.ranks)
+            if len(mine):  # where regions but the first would begin to divide it evenly, and 1; all ranks' are summed
+                wanted[:-1] = mine[torch.arange(1, self.ranks, device=mine.device) * len(mine) // self.ranks]
+                wanted[-1] = 1
+            total = yield wanted
+            count = total[-1:]
+            found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
+            starts, told = torch.where(count > 0, found, starts), wanted.nbytes
+            del wanted, total, count, found  # all tensors wait in their rounds at once
         if mine.is_meta:  # equally many for each region
             cuts = [len(mine) * rank // self.ranks for rank in range(self.ranks)]
         else:
             cuts = torch.searchsorted(mine, starts[:-1].contiguous()).tolist()
         sizes = [2 * (stop - start) for start, stop in pairwise([*cuts, len(mine)])]
         asked = AllToAll(pairs(flat[mine].to(wide), mine, flat.numel()), sizes)
-        sums = summed([unpaired(one, wide) for one in (yield asked)])
-        (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
+        values, places = summed([unpaired(one, wide) for one in (yield asked)])
+        known = Threshold() if flat.is_meta else Threshold(*state["common"].tolist())
+        exact = k == flat.numel() or known.is_due(k, step, self.global_every)
+        if exact:
+            chosen = largest_without_zeros(values, k)
+        else:
+            chosen = (values.abs() >= not_above(known.value, wide)).nonzero()[:, 0]
+        offered = AllGather(pairs(values[chosen], places[chosen], flat.numel()))
+        parts = [unpaired(one, wide) for one in (yield offered)]
+        values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        if exact:
+            chosen = largest_without_zeros(values, k)
+            values, places = values[chosen], places[chosen]
+            known = Threshold.reached_by(values, k, step) if len(values) else known
+        elif 0 < len(values) <= 2 * k:
+            known = known.adapted(len(values), 4 * k / 3, self.global_factor)
+        else:
+            known = Threshold()
         used = mine if mine.is_meta else mine[torch.isin(mine, places, assume_unique=True)]
         own = Ragged.pack(flat[used].to(wide), used.to(index_dtype(grad)), like=grad)
         return replace(
             own,
             known=Ragged.pack(values, places.to(index_dtype(grad)), like=grad).buffer,
-            rounds_bytes=told + asked.tensor.nbytes + offered - own.nbytes,
-            learnt={"common": torch.tensor(common, dtype=torch.float64, device=flat.device), "starts": starts},
+            rounds_bytes=told + asked.tensor.nbytes + offered.tensor.nbytes - own.nbytes,
+            learnt={"common": torch.tensor(known, dtype=torch.float64, device=flat.device), "starts": starts},
         )
 
     def sent_indices(self, payload: Payload) -> Tensor:
@@ -183,8 +208,7 @@ class OkTopK(Agreeing, Selecting):
         known, found = Threshold(*memory.tolist()), None
         if k < len(flat) and not known.is_due(k, step, self.local_every):
             for _ in range(RAISES + 1):
-                found = few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)
-                if found is not None:
+                if (found := few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)) is not None:
                     known = known.adapted(len(found), 5 * k / 4, self.local_factor)
                     break
                 known = known._replace(value=known.value * RAISE)
@@ -193,40 +217,3 @@ class OkTopK(Agreeing, Selecting):
             known = Threshold.reached_by(flat[found], k, step)
         memory.copy_(torch.tensor(known, dtype=torch.float64, device="cpu"))
         return found
-
-    def _regions(self, mine: Tensor, step: int, starts: Tensor) -> Generator[Tensor, Any, tuple[Tensor, int]]:
-        """Return where regions begin, and the bytes that this rank has sent for it: ranks agree on them if due."""
-        if self.ranks == 1 or not (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
-            return starts, 0
-        asked = starts.new_zeros(self.ranks)
-        if len(mine):  # where all regions but the first would begin to divide it evenly, and 1; all ranks' are summed
-            asked[:-1] = mine[torch.arange(1, self.ranks, device=mine.device) * len(mine) // self.ranks]
-            asked[-1] = 1
-        total = yield asked
-        count = total[-1:]
-        found = torch.cat((starts[:1], total[:-1] // count.clamp(min=1), starts.new_tensor([step + 1])))
-        return torch.where(count > 0, found, starts), asked.nbytes
-
-    def _common(
-        self, sums: Sums, k: int, step: int, memory: Tensor, numel: int
-    ) -> Generator[AllGather, Any, tuple[Sums, Threshold, int]]:
-        """Return the selected sums of all regions, the common threshold, and the bytes that this rank has offered."""
-        known = Threshold() if memory.is_meta else Threshold(*memory.tolist())
-        exact = k == numel or known.is_due(k, step, self.global_every)
-        values, places = sums
-        if exact:
-            chosen = largest_without_zeros(values, k)
-        else:
-            chosen = (values.abs() >= not_above(known.value, values.dtype)).nonzero()[:, 0]
-        offered = AllGather(pairs(values[chosen], places[chosen], numel))
-        parts = [unpaired(one, values.dtype) for one in (yield offered)]
-        values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        if exact:
-            chosen = largest_without_zeros(values, k)
-            values, places = values[chosen], places[chosen]
-            known = Threshold.reached_by(values, k, step) if len(values) else known
-        elif not 0 < len(values) <= 2 * k:
-            known = Threshold()
-        else:
-            known = known.adapted(len(values), 4 * k / 3, self.global_factor)
-        return (values, places), known, offered.tensor.nbytes

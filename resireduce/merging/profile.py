@@ -2,7 +2,6 @@
 
 import time
 import weakref
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -65,13 +64,6 @@ class Profiler:
         self._steps.append(now)
         if len(self._steps) <= TIMED_STEPS:
             return
-        self._queue.costs = self._found(order)
-        messages: list[list[str]] = broadcast_object(self._queue.costs.messages(self.rule), self.world)
-        self.rule, self._steps = None, []
-        del self._queue.compress
-        self._queue.merge(messages)
-
-    def _found(self, order: Sequence[Slot]) -> Costs:
         steps = [
             {slot: (ready - min(one[0] for one in step.values()), *rest) for slot, (ready, *rest) in step.items()}
             for step in self._steps[1:]
@@ -82,7 +74,11 @@ class Profiler:
         latency, per_byte = self._largest(np.array(self._link(nbytes, order[0].parameter.device)))
         elements = [slot.template.numel() for slot in order]
         sizes, names = [int(size) for size in nbytes], [slot.name for slot in order]
-        return Costs(float(latency), float(per_byte), names, ready.tolist(), compress.tolist(), sizes, elements)
+        costs = Costs(float(latency), float(per_byte), names, ready.tolist(), compress.tolist(), sizes, elements)
+        messages: list[list[str]] = broadcast_object(costs.messages(self.rule), self.world)
+        self.rule, self._steps, self._queue.costs = None, [], costs
+        del self._queue.compress
+        self._queue.merge(messages)
 
     @exactly
     def _largest(self, mine: np.ndarray) -> np.ndarray:
@@ -93,19 +89,17 @@ class Profiler:
 
     def _link(self, nbytes: np.ndarray, device: torch.device) -> tuple[float, float]:
         """Return the latency, and the seconds per byte, of the collective that payloads use."""
-        smallest = max(nbytes.min(), 64.0)
-        sizes = [8 * int(size / 8) for size in np.geomspace(smallest, max(nbytes.sum(), 2 * smallest), SIZES)]
-        seconds = [np.median([self._collective(size, device) for _ in range(REPEATS)]) for size in sizes]
-        return line_through(np.array(sizes, dtype=np.float64), np.array(seconds))
-
-    def _collective(self, nbytes: int, device: torch.device) -> float:
-        """Return the seconds of one collective that all ranks begin together."""
-        ranks, buffer = self.feedback.communicator, torch.zeros(nbytes // 4, device=device)
+        ranks, smallest = self.feedback.communicator, max(nbytes.min(), 64.0)
         launch: Any = ranks.all_reduce if self.feedback.compressor.collective == "all_reduce" else ranks.all_gather
-        ranks.all_reduce(torch.zeros(1, device=ranks.control_device), "resireduce.profile.start").wait()
-        began = _clock(device)
-        launch(buffer, f"resireduce.profile.{nbytes}").wait()
-        return _clock(device) - began
+        sizes = np.geomspace(smallest, max(nbytes.sum(), 2 * smallest), SIZES) // 8 * 8
+        seconds = np.empty((SIZES, REPEATS))
+        for place, repeat in np.ndindex(seconds.shape):
+            buffer = torch.zeros(int(sizes[place]) // 4, device=device)
+            ranks.all_reduce(torch.zeros(1, device=ranks.control_device), "resireduce.profile.start").wait()  # together
+            began = _clock(device)
+            launch(buffer, f"resireduce.profile.{place}").wait()
+            seconds[place, repeat] = _clock(device) - began
+        return line_through(sizes, np.median(seconds, axis=1))
 
 
 def _clock(device: torch.device) -> float:

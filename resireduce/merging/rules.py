@@ -45,9 +45,8 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         """Give all arrays all cases' axes, as views."""
-        names = ("ready", "transfer", "latency", "nbytes", "backward", "elements")
-        for name, values in zip(names, np.broadcast_arrays(*(getattr(self, name) for name in names)), strict=True):
-            setattr(self, name, values)
+        arrays = {name: values for name, values in vars(self).items() if name != "compress"}
+        vars(self).update(zip(arrays, np.broadcast_arrays(*arrays.values()), strict=True))
 
 
 def messages_of(ends: Ends) -> list[range]:

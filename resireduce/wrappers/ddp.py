@@ -70,9 +70,8 @@ def compress_ddp(
 class CompressionHook(HookState):
     """Made by `compress_ddp`: holds this rank's residuals, and the messages under way within one backward pass.
 
-    Messages leave in the order of the buckets, which is the same on all ranks, over the wrapper's own process group.
-    Gathered ones take world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
-    within the backward pass, before the next is launched. The others are received when the last bucket comes.
+    Messages leave in the order of the buckets, which is the same on all ranks, over the wrapper's own process group,
+    and are received when the last bucket comes; beyond a sixteenth of all gradients the oldest gathered ones before.
 
     It takes the options `given`, and compresses the gradients that the wrapper, `model`, averages.
     """
@@ -105,8 +104,8 @@ class CompressionHook(HookState):
         """Launch the messages of a `bucket`, whose memory receives the averages; the last bucket completes the futures.
 
         Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; UsageError for sparse
-        gradients, and for unknown parameters; ConfigError, in the first pass, if ranks go on from different steps. The
-        wrapper refuses to go on after a step that has failed.
+        gradients, and for a parameter that was frozen after it was wrapped; ConfigError, in the first pass, if ranks go
+        on from different steps. The wrapper refuses to go on after a step that has failed.
         """
         if not self._is_known:
             self._look_around(self._slot_of, {})

@@ -28,33 +28,28 @@ from resireduce.watchers import digest, refuse_capture, refuse_compiled_autograd
 from resireduce.wrappers.hooks import HookState
 
 # --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
-#
-# A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once.
 
 
 class Unit:
-    """One unit: this rank's slices of its gradients, and the flat tensor that its reduce-scatter leaves.
+    """What one call of `fully_shard` holds together (a transformer block): this rank's slices of its gradients, and the
+    flat tensor that its reduce-scatter leaves.
 
     `group` is the FSDPParamGroup in torch, of the `module` that is called `name` in the model; `names` are those of
     parameters, by id. Raises ConfigError unless it is sharded over one dimension, and has no hook.
     """
 
     def __init__(self, name: str, module: FSDPModule, group: Any, names: Mapping[int, str]):
-        if has_replicas(group):
-            raise ConfigError(
-                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
-                "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
-            )
         if group._all_reduce_hook is not None:
             raise ConfigError(
                 f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
                 "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
             )
         split = [one.sharded_param.placements for one in group.fsdp_params if len(one.sharded_param.placements) > 1]
-        if split:
+        if split or has_replicas(group):
             raise ConfigError(
-                f"model: a parameter of {name!r} is split in several ways {tuple(split[0])} (tensor parallelism?), "
-                "which is not supported; give a model that only fully_shard has split"
+                f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+                "compression (give fully_shard the dimension of the shards alone: mesh=mesh['shard']), or is split by "
+                f"tensor parallelism, which is not supported: {split[:1]}"
             )
         self.name, self.module, self.group = name, module, group
         self.trained: dict[str, Any] = {}
@@ -105,15 +100,6 @@ class Unit:
                 "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
             )
 
-    @torch.compiler.disable
-    def refuse_after_failure(self, *_: object) -> None:
-        """Raise UsageError before a forward pass if FSDP still waits for the end of a backward pass, which failed."""
-        if self.is_in_backward and private.current_pass() == -1:
-            raise UsageError(
-                "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
-                "build model and optimizer anew, on every rank, from a checkpoint"
-            )
-
 
 def held_by(state: Any) -> list[Any]:
     """Return the FSDPParamGroups of `state`, an FSDPState: more than one since torch 2.12."""
@@ -137,8 +123,7 @@ def has_replicas(group: Any) -> bool:
 def find_units(model: nn.Module) -> list[Unit]:
     """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
 
-    Raises ConfigError for a model of which `fully_shard` holds nothing that is trained, or more than the shards of one
-    dimension, or that has a hook.
+    Raises ConfigError as `Unit` does, and unless at least one is found, and all are sharded over the same ranks.
     """
     sharded = [(name or "(root)", one) for name, one in model.named_modules() if isinstance(one, FSDPModule)]
     for _, module in sharded:
@@ -154,7 +139,11 @@ def find_units(model: nn.Module) -> list[Unit]:
             f"model: {type(model).__name__} has no trained parameter that is sharded; call fully_shard(...) of "
             "torch.distributed.fsdp on it first, or use resireduce.distribute(...), which needs no sharding"
         )
-    return list(found.values())
+    units = list(found.values())
+    first, *others = [dist.get_process_group_ranks(unit.group.mesh_info.shard_process_group) for unit in units]
+    if other := next((one for one in others if one != first), None):
+        raise ConfigError(f"model: units are sharded over ranks {first} and {other}; give fully_shard one mesh for all")
+    return units
 
 
 def groups_of(units: Sequence[Unit]) -> list[Any]:
@@ -176,12 +165,14 @@ class ShardedCompressionHook(HookState):
     It takes the options `given` for a `model` that `fully_shard` has sharded; `replicate` is that of `compress_fsdp`.
     """
 
-    def __init__(self, given: Mapping[str, Any], model: nn.Module, replicate: object):
+    def __init__(self, given: Mapping[str, Any], model: nn.Module, replicate: Any):
         self.units = find_units(model)
-        ranks = _shard_group(self.units)
-        across = _replicas(replicate, ranks)
+        is_mesh = isinstance(replicate, DeviceMesh) and replicate.ndim == 1
+        across = replicate.get_group() if is_mesh else replicate
+        wanted = "a mesh of one dimension, such as mesh['replicate'], or a process group that this rank is in"
+        check("replicate", replicate, isinstance(across, dist.ProcessGroup), wanted)
+        ranks = self.units[0].group.mesh_info.shard_process_group
         self._shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
-        place = self._shards.rank, self._shards.world_size
         slices: dict[str, nn.Parameter] = {}  # like those of gradients, without memory of their own
         for unit in self.units:
             flat = torch.empty((), dtype=unit.dtype, device=unit.group.device).expand(unit.numel)
@@ -193,14 +184,14 @@ class ShardedCompressionHook(HookState):
             "and call fully_shard(model) too, or average it yourself"
         )
         super().__init__(given, model, parameters, replicas, reason, (), slices, units=found, shards=self._shards)
-        self.feedback.place = {**self.feedback.place, **dict(zip(SHARD, place, strict=True))}
+        self.feedback.place = {**self.feedback.place, SHARD[0]: self._shards.rank, SHARD[1]: self._shards.world_size}
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._reduced: set[Unit] = set()
         self._failed, self._is_fresh = False, True
-        self._task = -1  # which run of autograd's engine the last unit was of
+        self._task: int | None = None  # which run of autograd's engine the last unit was of
         self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
         for unit in self.units:
-            unit.module.register_forward_pre_hook(unit.refuse_after_failure)  # type: ignore[attr-defined]
+            unit.module.register_forward_pre_hook(partial(self._refuse_after_failure, unit))  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
 
     def start_at(self, step: int) -> None:
@@ -220,11 +211,7 @@ class ShardedCompressionHook(HookState):
         Raises NonFiniteGradient, which names the parameter, if one holds NaN or infinity; UsageError if `flat` is not
         what `unit` was at the start, or after a step that has failed.
         """
-        if self._failed:
-            raise UsageError(
-                "an earlier step failed, and replicas may have been given different averages: build model and "
-                "optimizer anew, on every rank, from a checkpoint"
-            )
+        self._refuse_after_failure(unit)
         self._failed = True  # whatever ends it half-way
         self._begin(unit, flat)
         views = unit.views(flat)
@@ -234,6 +221,15 @@ class ShardedCompressionHook(HookState):
             flat.mul_(self.feedback.communicator.world_size)
         self._reduced.add(unit)
         self._failed = False
+
+    @torch.compiler.disable
+    def _refuse_after_failure(self, unit: Unit, *_: object) -> None:
+        """Raise UsageError if a unit failed, or, before a forward pass, if FSDP still waits for the end of a pass."""
+        if self._failed or (unit.is_in_backward and private.current_pass() == -1):
+            raise UsageError(
+                "an earlier step failed half-way: replicas may have been given different averages, and FSDP neither "
+                "reduces nor reshards some units; build model and optimizer anew, on every rank, from a checkpoint"
+            )
 
     def _begin(self, unit: Unit, flat: Tensor) -> None:
         """Before `unit` is sent, refuse what would be wrong, and have the step end with this backward pass."""
@@ -248,11 +244,9 @@ class ShardedCompressionHook(HookState):
                 values[f"values of {one._param_fqn} (a checksum), tensor {number}"] = mine
             self._look_around([one.sharded_param for one in held], values, beside=self._shards)
         task = private.current_pass()
-        if task == -1:
-            raise UsageError("a unit is reduced outside of a backward pass, as in a pipeline: a step has no end there")
         if task != self._task:  # a new pass: which unit is its last is not known, as it may leave out any
+            private.at_end_of_pass(partial(self._end_pass, False))  # torch refuses it outside of any, as in a pipeline
             self._task = task
-            private.at_end_of_pass(partial(self._end_pass, False))
             for group in groups_of(self.units):
                 if group._all_reduce_hook is None and not has_replicas(group) and (trained := trained_by(group)):
                     raise UsageError(
@@ -341,28 +335,3 @@ def compress_fsdp(
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
     return ShardedCompressionHook(given, model, replicate)
-
-
-def _shard_group(units: Sequence[Unit]) -> dist.ProcessGroup:
-    """Return the ranks over which `units` are sharded. Raises ConfigError if they are not the same for all."""
-    groups: list[dist.ProcessGroup] = [unit.group.mesh_info.shard_process_group for unit in units]
-    first, *others = [dist.get_process_group_ranks(one) for one in groups]
-    if other := next((one for one in others if one != first), None):
-        raise ConfigError(f"model: units are sharded over ranks {first} and {other}; give fully_shard one mesh for all")
-    return groups[0]
-
-
-def _replicas(replicate: Any, shards: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the process group that `replicate` stands for. Raises ConfigError unless it crosses `shards` here."""
-    is_mesh = isinstance(replicate, DeviceMesh) and replicate.ndim == 1
-    group = replicate.get_group() if is_mesh else replicate
-    wanted = "a mesh of one dimension, such as mesh['replicate'], or a process group that this rank is in"
-    check("replicate", replicate, isinstance(group, dist.ProcessGroup), wanted)
-    ranks = dist.get_process_group_ranks(group)
-    common = sorted({*ranks} & {*dist.get_process_group_ranks(shards)})
-    if common != [dist.get_rank()]:
-        raise ConfigError(
-            f"replicate: ranks {ranks} have {common} in common with those that this replica is sharded over; give the "
-            "other dimension of the mesh, whose ranks hold the same shard"
-        )
-    return group

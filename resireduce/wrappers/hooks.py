@@ -24,8 +24,7 @@ from resireduce.watchers import OtherSteps, Resumed
 class HookState(Resumable, ABC):
     """The common base of the hooks of wrappers, which want their gradients back before `backward()` returns.
 
-    Messages of gradients that come together are launched together. Beyond a sixteenth of all gradients the oldest are
-    received before the next is launched, as `UnderWay` says. Residuals are saved and loaded between backward passes.
+    Messages leave as `UnderWay` has room for them. Residuals are saved and loaded between backward passes.
 
     It takes the options `given` to its call. `reason`: why nobody averages the gradients of other tensors of `model`
     than `parameters` and `ignored`, and the cure. The rest is that of `build_feedback`.

@@ -126,7 +126,7 @@ def test_two_nodes_of_two_ranks() -> None:
 
 
 @NEEDED
-def test_horovod_that_was_not_started_is_named_with_the_cure() -> None:
+def test_horovod_that_was_not_started_says_so_itself() -> None:
     model = seeded(Net)
-    with pytest.raises(ConfigError, match=r"backend: 'horovod' needs horovod\.torch\.init\(\) first; .* horovodrun"):
+    with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd\.init\(\)"):
         resireduce.distribute(model, OPTIMIZERS["sgd"](list(model.parameters())), backend="horovod")
