@@ -180,7 +180,7 @@ def make_slots(
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
-        dense = not feedback.keeps_residual(name)
+        dense = name in feedback.dense or feedback.compressor.lossless
         slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
         small = dense and (is_small(parameter) or (shares and name in feedback.dense))

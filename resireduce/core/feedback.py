@@ -309,12 +309,8 @@ class ErrorFeedback:
         self.velocities.register(name, parameter)
         if name not in self.dense:
             self.states.register(name, parameter)
-        if self.keeps_residual(name):
-            self.residual.of(name).register(name, parameter)
-
-    def keeps_residual(self, name: str) -> bool:
-        """Whether tensor `name` has a residual."""
-        return name not in self.dense and not self.compressor.lossless
+            if not self.compressor.lossless:
+                self.residual.of(name).register(name, parameter)
 
     # --- check, compensate, compress, keep ---
 
