@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from itertools import zip_longest
 from typing import Any, ParamSpec, Self, TypeVar
@@ -52,8 +53,8 @@ class Finiteness:
     finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
     """
 
-    def __init__(self, at_once: bool = True):
-        self.at_once = at_once
+    def __init__(self) -> None:
+        self.at_once = True
         self.noted: list[tuple[Sequence[str], Tensor]] = []
         """Names of tensors, in the order in which gradients of this step came, and which of these a device has found
         not to be finite: 1 there, or 0; 1-D."""
@@ -114,6 +115,7 @@ def refusal(name: str, done: str = "its residual is unchanged") -> NonFiniteGrad
 # --- The states that a compressor keeps, tensor by tensor, from step to step ---
 
 
+@dataclass
 class CompressorStates:
     """This rank's states of one compressor, by tensor. A step's changes take effect once the step has been taken.
 
@@ -121,17 +123,10 @@ class CompressorStates:
     fails, is not committed.
     """
 
-    def __init__(self, compressor: Compressor):
-        self._compressor = compressor
-        self.held: dict[str, State] = {}
-        """The states as the last step that was taken left them, by tensor; a tensor without a state is not in it."""
-        self.changed: dict[str, State] = {}
-        """Copies that this step changes, by tensor."""
-
-    def register(self, name: str, parameter: Tensor) -> None:
-        """Hold the initial state of tensor `name`, shaped like `parameter` and on its device."""
-        if state := self._compressor.state(parameter.shape, parameter):
-            self.held[name] = state
+    held: dict[str, State] = field(default_factory=dict)
+    """The states as the last step that was taken left them, by tensor; a tensor without a state is not in it."""
+    changed: dict[str, State] = field(default_factory=dict)
+    """Copies that this step changes, by tensor."""
 
     def working(self, name: str, lasts: bool = True) -> State:
         """Return the copy of tensor `name`'s state that this step may change, or unless that `lasts`, one whose changes
@@ -270,7 +265,7 @@ class ErrorFeedback:
         varies = self.compressor.turns > 1 or self.compressor.collective == "rounds"  # in some steps there are more
         self.varies = varies or schedule is not None or warm_up_steps > 0
         """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
-        self.states = CompressorStates(self.compressor)
+        self.states = CompressorStates()
         self.residual = residual
         self._blank = deepcopy(residual)  # nothing is registered yet
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
@@ -308,7 +303,8 @@ class ErrorFeedback:
         self.kinds[name] = parameter.shape, parameter.dtype, parameter.device
         self.velocities.register(name, parameter)
         if name not in self.dense:
-            self.states.register(name, parameter)
+            if state := self.compressor.state(parameter.shape, parameter):
+                self.states.held[name] = state
             if not self.compressor.lossless:
                 self.residual.of(name).register(name, parameter)
 
