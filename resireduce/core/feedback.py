@@ -233,11 +233,11 @@ class ErrorFeedback:
         residual: holds the errors of all tensors; it belongs to a scheme.
         communicator: the ranks among which averages are formed.
         dense: names of the tensors that are sent without compression.
-        warm_up_steps: number of first steps in which all tensors are sent so.
+        warm_up_steps: number of first steps in which all tensors are sent so, and residuals stay zero.
         schedule: the compressor of each step, by its number counted from 0, where densities change: the same class with
             another density; `compressor` is then that of step 0.
-        place: this rank's number and the number of ranks, by the names in a saved state; None: those of the
-            communicator.
+        place: this rank's number and the number of ranks, by the names in a saved state, which seed random choices too;
+            None: those of the communicator.
 
     Raises ConfigError for a compressor whose exchange the communicator does not have.
     """
@@ -252,10 +252,7 @@ class ErrorFeedback:
         place: Mapping[str, int] | None = None,
         schedule: Callable[[int], Compressor] | None = None,
     ):
-        self.warm_up_steps = warm_up_steps
-        """Number of first steps in which all tensors are sent dense, and residuals stay zero."""
-        self.dense = dense
-        """Names of the tensors that are never compressed."""
+        self.dense, self.warm_up_steps = dense, warm_up_steps
         if compressor.collective == "rounds" and type(communicator).all_to_all is Communicator.all_to_all:
             raise ConfigError(
                 f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
@@ -265,11 +262,9 @@ class ErrorFeedback:
         varies = self.compressor.turns > 1 or self.compressor.collective == "rounds"  # in some steps there are more
         self.varies = varies or schedule is not None or warm_up_steps > 0
         """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
-        self.states = CompressorStates()
-        self.residual = residual
+        self.residual, self.states = residual, CompressorStates()
         self._blank = deepcopy(residual)  # nothing is registered yet
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
-        """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
         settings = self.compressor.momentum
         self.velocities = NoMomentum(Momentum(0.0)) if settings is None else MomentumCorrection(settings)
         self.finiteness = Finiteness()

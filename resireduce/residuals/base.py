@@ -237,7 +237,6 @@ class FullResidual(Residual):
         self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Return G + R: in the memory of R if the two share a dtype, else in that of G."""
         memory = self.memory(name)
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
