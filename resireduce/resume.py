@@ -160,9 +160,8 @@ def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
     for name, dense in left.items():
         feedback.add_to_residual(dense, name, step)
     feedback.end_step(step)
-    remembered = {**first, **velocities}
     for name, tensor in feedback.memory().items():
-        tensor.copy_(remembered[name])
+        tensor.copy_(velocities.get(name, first[name]))
     optimizer.start_at(step)
 
 
