@@ -158,7 +158,8 @@ class CompressionHook(HookState):
 
     def _consider_absent(self) -> None:
         """Leave the compressor's state of a tensor as it was if no rank had a gradient: all have sent zeros."""
-        learning = [slot for slot in self.slots if slot.name in self.feedback.states.held]
+        learns = self.feedback.compressor.collective != "all_gather"  # by what all ranks send
+        learning = [slot for slot in self.slots if learns and slot.name in self.feedback.states.held]
         if not learning and self.feedback.compressor.momentum is None:
             return
         ranks = self.feedback.communicator
