@@ -136,7 +136,7 @@ def distribute(
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
         if settings.streamed:
             distributed.before_step.append(Around(optimizer).before_step)
-        if feedback.momentum is not None:
+        if lossy.momentum is not None:
             distributed.before_step.append(partial(check_momentum, lossy, optimizer))
         if settings.merge in [*TIMED]:
             profiler = Profiler(settings.merge, distributed.parts["exchange"], communicator)

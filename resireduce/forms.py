@@ -191,7 +191,7 @@ class Scaling(Unscaled):
         if not self._settings.streamed or not isinstance(message, Message):
             return
         for slot, payload in zip(bucket.slots, message.payloads, strict=True):
-            if slot.is_taken and slot.name not in refused and self._feedback.leaves_residual(slot.name):
+            if slot.is_taken and slot.name not in refused and not self._feedback.compressor_of(slot.name).lossless:
                 slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
 
     def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:

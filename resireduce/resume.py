@@ -147,11 +147,11 @@ def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
             reader.load_state_dict(state)
         for slot in optimizer.slots:
             name, key = slot.name, f"momentum.{slot.name}"
-            if feedback.keeps_residual(name):
+            if not slot.dense:
                 zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
                 parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
                 left[name] = _own(slot, parts).mul(share).add_(left.get(name, 0))
-            if feedback.momentum is not None:
+            if feedback.compressor.momentum is not None:
                 parts = [state[key].to(slot.parameter.device) for state in node]
                 velocities[key] = _own(slot, parts).mul(share).add_(velocities.get(key, 0))
     step = int(first["steps"])
@@ -160,9 +160,8 @@ def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
     for name, dense in left.items():
         feedback.add_to_residual(dense, name, step)
     feedback.end_step(step)
-    for name, velocity in velocities.items():
-        held[name].copy_(velocity)
-    feedback.states.load(first)
+    for name, tensor in feedback.memory().items():
+        tensor.copy_(velocities.get(name, first[name]))
     optimizer.start_at(step)
 
 

@@ -112,7 +112,6 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
             sent = [_payload_of(feedback, gradient, name, number) for name, gradient in pairs]
             feedback.residual.end_step(number)
             feedback.states.commit()
-            feedback.finiteness.restart()
             return sent
 
         return step

@@ -88,7 +88,7 @@ class Compression:
         self._gradients = {
             name: torch.randn(parameter.shape, generator=own)
             for name, parameter in self.trainer.model.named_parameters()
-            if feedback.compresses(name)
+            if name not in feedback.dense
         }
 
     def sample(self) -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ class TopK(Selecting, SparseCompressor):
         names, rests = [one.name for one in sums], [dense for dense, _ in pairs]
         buffer, payloads, spoilt, norms = self.take_from_sums_(pairs, checked, any(one.residual.weighs for one in sums))
         if spoilt is not None:
-            finiteness.note(names, spoilt)
+            finiteness.noted.append((names, spoilt))
         del pairs, checked  # an update may free what was added before it stores anew
         sums[0].feedback.keep_rests_(sums, payloads, rests, norms)
         return Message(names, self, payloads, buffer)

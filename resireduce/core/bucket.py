@@ -180,10 +180,10 @@ def make_slots(
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
-        dense = not feedback.keeps_residual(name)
+        dense = name in feedback.dense or feedback.compressor.lossless
         slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
-        small = dense and (is_small(parameter) or (shares and not feedback.compresses(name)))
+        small = dense and (is_small(parameter) or (shares and name in feedback.dense))
         slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
         feedback.register(name, slots[-1].template)
     return slots
@@ -225,8 +225,8 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
     Dense tensors have their own, but small ones of one kind share them; compressed ones are merged as `merge` says, as
     in `resireduce.distribute`, checked. Where a rule has to be given times first, each has its own until then.
     """
-    compressed = [slot for slot in order if feedback.compresses(slot.name)]
-    dense = [slot for slot in order if not feedback.compresses(slot.name)]
+    compressed = [slot for slot in order if slot.name not in feedback.dense]
+    dense = [slot for slot in order if slot.name in feedback.dense]
     limit = sum(slot.nbytes for slot in order) if merge == "hybrid" else SMALL_BYTES
     lists = [*_merged(compressed, merge, feedback), *([slot] for slot in dense if not slot.small)]
     lists += _runs([slot for slot in dense if slot.small], limit, lambda slot: slot.nbytes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from itertools import zip_longest
 from typing import Any, ParamSpec, Self, TypeVar
@@ -9,9 +10,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 import torch
 from torch import Tensor
 
-from resireduce import private
+from resireduce import pieces, private
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.base import Compressor, MomentumCorrection, NoCompression, State
+from resireduce.compressors.base import Compressor, Momentum, MomentumCorrection, NoCompression, State
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
@@ -45,10 +46,6 @@ def exactly(function: Callable[P, T]) -> Callable[P, T]:
 # --- Gradients that are not finite are refused: each at once or, where the host would wait for it, once a step ---
 
 
-AT_ONCE = ("cpu", "meta")
-"""Types of devices on which the host need not wait for an answer."""
-
-
 class Finiteness:
     """Keeps NaN and infinity out of residuals and messages.
 
@@ -56,9 +53,11 @@ class Finiteness:
     finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
     """
 
-    def __init__(self, at_once: bool = True):
-        self.at_once = at_once
-        self.restart()
+    def __init__(self) -> None:
+        self.at_once = True
+        self.noted: list[tuple[Sequence[str], Tensor]] = []
+        """Names of tensors, in the order in which gradients of this step came, and which of these a device has found
+        not to be finite: 1 there, or 0; 1-D."""
 
     def check_(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it and fill it with 0."""
@@ -83,38 +82,26 @@ class Finiteness:
         if in_one_launch(there):
             from resireduce.kernels.gpu import bucket
 
-            self.note(names, bucket.blank_spoilt_(there))
+            self.noted.append((names, bucket.blank_spoilt_(there)))
             return
         spoilt = torch.stack([torch.linalg.vector_norm(one, torch.inf) for one in there]).isfinite().logical_not()
-        self.note(names, spoilt)
+        self.noted.append((names, spoilt))
         for grad, is_spoilt in zip(there, spoilt, strict=True):
             grad.masked_fill_(is_spoilt, 0.0)
 
-    def note(self, names: Sequence[str], spoilt: Tensor) -> None:
-        """Note which gradients, of tensors `names`, a device has found not to be finite: `spoilt` is 1 there, or 0.
-        Where each is checked when it comes, all were finite, and nobody asks later."""
-        if not self.at_once:
-            self._noted.append((names, spoilt))
-
     def checks_at_once(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
-        return self.at_once or grad.device.type in AT_ONCE
+        return self.at_once or grad.device.type in pieces.HOSTS
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
-        noted = self._noted
-        self.restart()
+        noted, self.noted = self.noted, []
         if not noted:
             return None
         found = torch.cat([one.to(noted[0][1].device) for _, one in noted]).tolist()  # the host waits once
         names = (name for names, _ in noted for name in names)
         spoilt = next((name for name, is_spoilt in zip(names, found, strict=True) if is_spoilt), None)
         return None if spoilt is None else refusal(spoilt, "nothing of it was sent")
-
-    def restart(self) -> None:
-        """Forget which gradients have been noted in this step, whether they were finite or not."""
-        self._noted: list[tuple[Sequence[str], Tensor]] = []
-        """Names of tensors, in the order in which gradients came, and which of these were not finite: 1-D."""
 
 
 def refusal(name: str, done: str = "its residual is unchanged") -> NonFiniteGradient:
@@ -128,6 +115,7 @@ def refusal(name: str, done: str = "its residual is unchanged") -> NonFiniteGrad
 # --- The states that a compressor keeps, tensor by tensor, from step to step ---
 
 
+@dataclass
 class CompressorStates:
     """This rank's states of one compressor, by tensor. A step's changes take effect once the step has been taken.
 
@@ -135,39 +123,23 @@ class CompressorStates:
     fails, is not committed.
     """
 
-    def __init__(self, compressor: Compressor):
-        self._compressor = compressor
-        self.held: dict[str, State] = {}
-        """The states as the last step that was taken left them, by tensor; a tensor without a state is not in it."""
-        self._working: dict[str, State] = {}
+    held: dict[str, State] = field(default_factory=dict)
+    """The states as the last step that was taken left them, by tensor; a tensor without a state is not in it."""
+    changed: dict[str, State] = field(default_factory=dict)
+    """Copies that this step changes, by tensor."""
 
-    def register(self, name: str, parameter: Tensor) -> None:
-        """Hold the initial state of tensor `name`, shaped like `parameter` and on its device."""
-        if state := self._compressor.state(parameter.shape, parameter):
-            self.held[name] = state
-
-    def working(self, name: str) -> State:
-        """Return the copy of tensor `name`'s state that this step may change; empty if it has no state."""
-        return self._working.setdefault(name, self.copied(name))
-
-    def copied(self, name: str) -> State:
-        """Return a copy of the state of tensor `name`, whose changes are not kept; empty if it has no state."""
-        return {key: tensor.clone() for key, tensor in self.held.get(name, {}).items()}
+    def working(self, name: str, lasts: bool = True) -> State:
+        """Return the copy of tensor `name`'s state that this step may change, or unless that `lasts`, one whose changes
+        are lost; empty if it has no state."""
+        copy = {key: tensor.clone() for key, tensor in self.held.get(name, {}).items()}
+        return self.changed.setdefault(name, copy) if lasts else copy
 
     def commit(self) -> None:
         """Keep this step's changes of the states: the step has been taken."""
-        for name, state in self._working.items():
+        for name, state in self.changed.items():
             for key, tensor in state.items():
                 self.held[name][key].copy_(tensor)
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget this step's changes of the states."""
-        self._working = {}
-
-    def forget(self, name: str) -> None:
-        """Forget this step's changes of the state of tensor `name`."""
-        self._working.pop(name, None)
+        self.changed.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all states, by names that no residual has."""
@@ -175,19 +147,15 @@ class CompressorStates:
             f"compressor.{name}.{key}": tensor for name, state in self.held.items() for key, tensor in state.items()
         }
 
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the values that `state` has for `tensors()` into the tensors held, and forget what is under way."""
-        self.drop()
-        for name, tensor in self.tensors().items():
-            tensor.copy_(state[name])
-
 
 # --- What is compressed of each tensor ---
 
 
-class NoMomentum:
+class NoMomentum(MomentumCorrection):
     """In place of velocities, where a compressor corrects no momentum."""
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate nothing."""
 
     def accumulate_(self, grad: Tensor, name: str) -> Tensor:
         """Return `grad`."""
@@ -214,7 +182,7 @@ class Sum:
     @property
     def state(self) -> State:
         """What the compressor remembers of the tensor, which it may change; or a copy, whose changes are lost."""
-        return self.feedback.states.working(self.name) if self.is_there else self.feedback.states.copied(self.name)
+        return self.feedback.states.working(self.name, self.is_there)
 
     @property
     def is_addition(self) -> bool:
@@ -266,11 +234,11 @@ class ErrorFeedback:
         residual: holds the errors of all tensors; it belongs to a scheme.
         communicator: the ranks among which averages are formed.
         dense: names of the tensors that are sent without compression.
-        warm_up_steps: number of first steps in which all tensors are sent so.
+        warm_up_steps: number of first steps in which all tensors are sent so, and residuals stay zero.
         schedule: the compressor of each step, by its number counted from 0, where densities change: the same class with
             another density; `compressor` is then that of step 0.
-        place: this rank's number and the number of ranks, by the names in a saved state; None: those of the
-            communicator.
+        place: this rank's number and the number of ranks, by the names in a saved state, which seed random choices too;
+            None: those of the communicator.
 
     Raises ConfigError for a compressor whose exchange the communicator does not have.
     """
@@ -285,23 +253,21 @@ class ErrorFeedback:
         place: Mapping[str, int] | None = None,
         schedule: Callable[[int], Compressor] | None = None,
     ):
-        self.warm_up_steps = warm_up_steps
-        """Number of first steps in which all tensors are sent dense, and residuals stay zero."""
+        self.dense, self.warm_up_steps = dense, warm_up_steps
         if compressor.collective == "rounds" and type(communicator).all_to_all is Communicator.all_to_all:
             raise ConfigError(
                 f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
                 "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
             )
         self.compressor, self.communicator = compressor.for_world(communicator.world_size), communicator
-        self._schedule, self._dense = schedule, dense
-        self.states = CompressorStates(self.compressor)
-        self.residual = residual
+        varies = self.compressor.turns > 1 or self.compressor.collective == "rounds"  # in some steps there are more
+        self.varies = varies or schedule is not None or warm_up_steps > 0
+        """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
+        self.residual, self.states = residual, CompressorStates()
         self._blank = deepcopy(residual)  # nothing is registered yet
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
-        """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
         settings = self.compressor.momentum
-        self.momentum = None if settings is None else MomentumCorrection(settings)
-        self.velocities = self.momentum or NoMomentum()
+        self.velocities = NoMomentum(Momentum(0.0)) if settings is None else MomentumCorrection(settings)
         self.finiteness = Finiteness()
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
         self.kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
@@ -320,45 +286,23 @@ class ErrorFeedback:
 
     def begin_step(self, step: int) -> None:
         """Choose compressors for step number `step`, counted from 0, which begins; undo one that was not finished."""
-        self.states.drop()
+        self.states.changed.clear()
+        self.finiteness.noted.clear()
         self.warms_up, self._step = step < self.warm_up_steps, step
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
-        return self._chosen(self._step)[name in self._dense]
-
-    @property
-    def varies(self) -> bool:
-        """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
-        varies = self.compressor.turns > 1 or self.compressor.collective == "rounds"  # in some steps there are more
-        return varies or self._schedule is not None or self.warm_up_steps > 0
-
-    def leaves_residual(self, name: str) -> bool:
-        """Whether anything of tensor `name` can be left unsent in this step."""
-        return not self.compressor_of(name).lossless
-
-    def compresses(self, name: str) -> bool:
-        """Whether tensor `name` is compressed, once warm-up is over; otherwise it is sent dense, in its bucket."""
-        return name not in self._dense
-
-    def learns(self, name: str) -> bool:
-        """Whether the compressor's state of tensor `name` changes by what all ranks send in this step."""
-        compressor = self.compressor_of(name)
-        return name in self.states.held and not compressor.lossless and compressor.collective != "all_gather"
+        return self._chosen(self._step)[name in self.dense]
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
         self.kinds[name] = parameter.shape, parameter.dtype, parameter.device
-        if self.momentum is not None:
-            self.momentum.register(name, parameter)
-        if name not in self._dense:
-            self.states.register(name, parameter)
-        if self.keeps_residual(name):
-            self.residual.of(name).register(name, parameter)
-
-    def keeps_residual(self, name: str) -> bool:
-        """Whether tensor `name` has a residual."""
-        return name not in self._dense and not self.compressor.lossless
+        self.velocities.register(name, parameter)
+        if name not in self.dense:
+            if state := self.compressor.state(parameter.shape, parameter):
+                self.states.held[name] = state
+            if not self.compressor.lossless:
+                self.residual.of(name).register(name, parameter)
 
     # --- check, compensate, compress, keep ---
 
@@ -418,7 +362,8 @@ class ErrorFeedback:
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
-        return self.momentum is None and self.leaves_residual(name) and self.residual.of(name).absorbs(name)
+        can_be_left = self.compressor.momentum is None and not self.compressor_of(name).lossless
+        return can_be_left and self.residual.of(name).absorbs(name)
 
     @exactly
     def absorb(self, grad: Tensor, name: str) -> None:
@@ -462,7 +407,7 @@ class ErrorFeedback:
 
     def state_dict(self, step: int) -> dict[str, Tensor]:
         """Return this rank's residuals, velocities, compressor states and place, and the number of the next `step`."""
-        memory = self.states.tensors() | ({} if self.momentum is None else self.momentum.tensors())
+        memory = self.memory()
         return (
             self.residual.tensors()
             | memory
@@ -471,19 +416,20 @@ class ErrorFeedback:
             | {key: torch.tensor(value, device="cpu") for key, value in self.place.items()}
         )
 
+    def memory(self) -> dict[str, Tensor]:
+        """Return velocities and compressor states, by names that no residual has."""
+        return self.states.tensors() | self.velocities.tensors()
+
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
         """Copy `state` into the tensors held, if all of it fits; return the number of the next step in it."""
         held = self.state_dict(0)
         check_place(held, state)
         check_state(held, state)
-        self.states.load(state)
-        velocities = {} if self.momentum is None else self.momentum.tensors()
-        for name, tensor in (self.residual.tensors() | velocities).items():
+        for name, tensor in (self.residual.tensors() | self.memory()).items():
             tensor.copy_(state[name])
         return int(state["steps"])
 
     def reader(self, place: Mapping[str, int]) -> Self:
         """Return a pipeline like this one for the rank at `place`, with nothing registered, to load what it saved."""
-        residual = deepcopy(self._blank)
-        settled = self._dense, self.warm_up_steps, place, self._schedule
-        return type(self)(self.compressor, residual, self.communicator, *settled)
+        return type(self)(self.compressor, deepcopy(self._blank), self.communicator, self.dense, place=place)

@@ -46,7 +46,6 @@ class Exchange:
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        self.feedback.finiteness.restart()
         for slot in self.slots:
             slot.restart()
         self.queue.restart()
@@ -196,7 +195,7 @@ class Exchange:
         if self.queue.flagged:
             self.scaling.refuse(self.queue.arrived, step, self.queue.refused)
         for slot in self.queue.unused:  # with two levels the averages of a bucket come together
-            self.feedback.states.forget(slot.name)
+            self.feedback.states.changed.pop(slot.name, None)
         self.feedback.states.commit()
 
 
@@ -350,7 +349,7 @@ class LaunchQueue:
         self.route, self.scaling = route, scaling
         self.gates = [agree_first] if self.feedback.varies and world.world_size > 1 else []
         """What says whether messages may leave yet, of the step of that number, which may be complete."""
-        self.checks = [] if self.feedback.momentum is None else [refuse_partly_absent]
+        self.checks = [] if self.feedback.compressor.momentum is None else [refuse_partly_absent]
         """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
         self.comparisons: list[Drift] = []
         """What ranks compare in their first steps."""
@@ -384,7 +383,7 @@ class LaunchQueue:
     def _arrange(self, buckets: Iterable[Bucket]) -> None:
         self.buckets = [*arrange(buckets, self._order)]
         """All buckets, in the order of their launch."""
-        slots = [slot for bucket in self.buckets for slot in bucket.slots if self.feedback.keeps_residual(slot.name)]
+        slots = [slot for bucket in self.buckets for slot in bucket.slots if not slot.dense]
         self._next = dict(pairwise(slots))  # each slot with the next that has a residual
 
     def prefetch_after(self, slot: Slot) -> None:

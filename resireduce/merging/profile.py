@@ -41,7 +41,7 @@ class Profiler:
 
     def _timed(self, bucket: Bucket, step: int) -> None:
         """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
-        if not self.feedback.compresses(bucket.name) or self.feedback.warms_up:
+        if bucket.name in self.feedback.dense or self.feedback.warms_up:
             LaunchQueue.compress(self._queue, bucket, step)
             return
         (slot,), device = bucket.slots, bucket.slots[0].parameter.device
@@ -58,7 +58,7 @@ class Profiler:
         now, self._now = self._now, {}
         taken, self._taken = self._taken, self._exchange.steps
         slots = [slot for bucket in self._queue.buckets for slot in bucket.slots]
-        order = [slot for slot in slots if self.feedback.compresses(slot.name)]
+        order = [slot for slot in slots if slot.name not in self.feedback.dense]
         if self.rule is None or self._taken == taken or self.feedback.warms_up or not order:
             return
         self._steps.append(now)

@@ -54,7 +54,7 @@ def allocated(nbytes: int) -> int:
 # --- What is counted, and with which operations ---
 
 
-def count(held: Iterable[Tensor] = ()) -> LiveBytes:
+def count(held: Iterable[Tensor]) -> LiveBytes:
     """Return what counts tensors without storage that are alive, in bytes of a GPU's allocator, those of `held` too."""
     return LiveBytes(lambda one: one.is_meta, (one for one in held if one.is_meta), allocated)
 

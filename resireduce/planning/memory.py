@@ -30,7 +30,7 @@ def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = No
 
 def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[tuple[Item, Tensor]]:
     """Return what `itemise_states` does for `optimizer` and `model`, each with the tensor itself."""
-    feedback, momentum = optimizer.feedback, optimizer.feedback.momentum
+    feedback = optimizer.feedback
     found: dict[tuple[str, int], tuple[Item, Tensor]] = {}
 
     def add(state: str, name: str, part: str, tensor: Tensor, members: tuple[str, ...] = ()) -> None:
@@ -61,7 +61,7 @@ def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) 
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 add("optimizer_states", names.get(parameter, "optimizer"), str(key), value)
-    for key, velocity in ({} if momentum is None else momentum.tensors()).items():
+    for key, velocity in feedback.velocities.tensors().items():
         add("optimizer_states", key.partition(".")[2], "velocity", velocity)
     return list(found.values())
 

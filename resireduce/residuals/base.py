@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -90,12 +90,15 @@ class Residual(ABC):
         self._stored: dict[str, Stored] = {}
         """What is read for each registered tensor; several may share it."""
 
+    INSTEAD: ClassVar = {"addends": {"compensate_"}, "absorbs": {"compensate_"}, "update_each": {"update"}}
+    """Methods that do in another way what these others do."""
+
     def __init_subclass__(cls, **options: Any):
         """Where a subclass has a method of its own, have that called, and not what does the same in another way."""
         super().__init_subclass__(**options)
-        for own, other in (("compensate_", "addends"), ("compensate_", "absorbs"), ("update", "update_each")):
-            if own in vars(cls) and other not in vars(cls):
-                setattr(cls, other, getattr(Residual, other))
+        for other, done in cls.INSTEAD.items():
+            if done & vars(cls).keys() and other not in vars(cls):
+                setattr(cls, other, next(vars(one)[other] for one in reversed(cls.__mro__) if other in vars(one)))
 
     @property
     def kind(self) -> str:
@@ -234,7 +237,6 @@ class FullResidual(Residual):
         self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Return G + R: in the memory of R if the two share a dtype, else in that of G."""
         memory = self.memory(name)
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 

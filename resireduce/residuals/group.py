@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -142,6 +142,7 @@ class AverageResidual(GroupResidual):
     Source: ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2).
     """
 
+    INSTEAD: ClassVar = GroupResidual.INSTEAD | {"fold_each": {"weight", "fold", "finish"}}
     phi: float | None = None
     """Weight of the L1 norm in the weights; None: all weights are 1."""
 
@@ -149,12 +150,6 @@ class AverageResidual(GroupResidual):
         super().__init__(**options)
         self._weights: dict[str, Tensor] = {}
         """Weights that are known before the errors are."""
-
-    def __init_subclass__(cls, **options: Any):
-        """Have what a subclass changes of `fold` called, one error after the other."""
-        super().__init_subclass__(**options)
-        if {"weight", "fold", "finish"} & vars(cls).keys() and "fold_each" not in vars(cls):
-            setattr(cls, "fold_each", GroupResidual.fold_each)  # noqa: B010, since it is a method
 
     def weight(self, x: Tensor) -> Tensor:
         """Return the weight of an error: 0-D, on the device of `x`, so that nothing waits for a GPU."""

@@ -1,9 +1,11 @@
 """Residuals of specific layers: some rows of each, or where some rows cross some columns."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.kernels.ops import in_triton, l1_norms
@@ -66,6 +68,10 @@ class RowsResidual(Residual):
 
     KEPT: tuple[str, ...] = ("rows",)
     """What is chosen."""
+    _add_: ClassVar[Any] = staticmethod(lambda matrix, rows, values: matrix.index_add_(0, rows, values))
+    _cut: ClassVar[Any] = staticmethod(lambda matrix, rows, room: torch.index_select(matrix, 0, rows, out=room))
+    _norms_of: ClassVar[Any] = staticmethod(lambda matrix, dtype: (vector_norm(matrix, 1, dim=1, dtype=dtype),))
+    """What adds to a matrix where it is stored, cuts that from it, and returns the norms by which it is chosen."""
 
     def __init__(self, *, row_ratio: float = 0.25, norms: str = "residual", choice: str = "largest", **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
@@ -93,20 +99,20 @@ class RowsResidual(Residual):
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         matrix = grad.view(len(grad), -1)
-        self._add_(matrix, self._kept[name], self._stored[name].read(grad.dtype))
+        self._add_(matrix, *self._kept[name], self._stored[name].read(grad.dtype))
         if self.norms == "compensated":
-            self._norms[name] = self._norms_of(matrix)
+            self._norms[name] = self._norms_of(matrix, norm_dtype(matrix))
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         left, stored = error(), self._stored[name]
         matrix = left.view(len(left), -1)
         counts = [*map(len, self._kept.pop(name))]  # free before others are made
-        norms = self._norms.pop(name, None) or self._norms_of(matrix)
+        norms = self._norms.pop(name, None) or self._norms_of(matrix, norm_dtype(matrix))
         drawn_from = [f"{name}/{kept}/{self.rank}" for kept in self.KEPT]
         kept = self._kept[name] = select(norms, counts, drawn_from, self.choice, step)
         del norms
-        stored.set_(self._cut(matrix, kept, stored.room(left.dtype)), self.source(name, left, step))
+        stored.set_(self._cut(matrix, *kept, stored.room(left.dtype)), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = {
@@ -115,15 +121,6 @@ class RowsResidual(Residual):
             for what, one in zip(self.KEPT, kept, strict=True)
         }
         return super().tensors() | numbers
-
-    def _add_(self, matrix: Tensor, kept: list[Tensor], values: Tensor) -> None:
-        matrix.index_add_(0, kept[0], values)
-
-    def _cut(self, matrix: Tensor, kept: list[Tensor], room: Tensor | None) -> Tensor:
-        return torch.index_select(matrix, 0, kept[0], out=room)
-
-    def _norms_of(self, matrix: Tensor) -> Sequence[Tensor]:
-        return (torch.linalg.vector_norm(matrix, 1, dim=1, dtype=norm_dtype(matrix)),)
 
 
 class RowsColumnsResidual(RowsResidual):
@@ -143,16 +140,8 @@ class RowsColumnsResidual(RowsResidual):
     """
 
     kind, KEPT = "rows_columns", ("rows", "columns")
+    _add_, _cut, _norms_of = staticmethod(add_crossing_), staticmethod(cut_crossing), staticmethod(l1_norms)
 
     def __init__(self, *, row_ratio: float = 0.5, column_ratio: float = 0.5, **options: object):
         super().__init__(row_ratio=row_ratio, **options)  # type: ignore[arg-type]
         self.ratios = (*self.ratios, check_share("column_ratio", column_ratio))
-
-    def _add_(self, matrix: Tensor, kept: list[Tensor], values: Tensor) -> None:
-        add_crossing_(matrix, kept[0], kept[1], values)
-
-    def _cut(self, matrix: Tensor, kept: list[Tensor], room: Tensor | None) -> Tensor:
-        return cut_crossing(matrix, kept[0], kept[1], room)
-
-    def _norms_of(self, matrix: Tensor) -> Sequence[Tensor]:
-        return l1_norms(matrix, norm_dtype(matrix))

@@ -138,7 +138,7 @@ class CompressionHook(HookState):
         if slot.parameter in self._present:
             return super()._take(slot, grad)
         if slot.parameter.grad is not None and grad.any():  # left by an earlier pass
-            if not self.feedback.leaves_residual(slot.name):  # sent dense: averaged anew, as without a hook
+            if self.feedback.compressor_of(slot.name).lossless:  # sent dense: averaged anew, as without a hook
                 return super()._take(slot, grad)
             self._aside.append((slot, grad, grad.clone()))
         grad.zero_()
@@ -157,17 +157,18 @@ class CompressionHook(HookState):
 
     def _consider_absent(self) -> None:
         """Leave the compressor's state of a tensor as it was if no rank had a gradient: all have sent zeros."""
-        learning = [slot for slot in self.slots if self.feedback.learns(slot.name)]
-        if not learning and self.feedback.momentum is None:
+        learns = self.feedback.compressor.collective != "all_gather"  # by what all ranks send
+        learning = [slot for slot in self.slots if learns and slot.name in self.feedback.states.held]
+        if not learning and self.feedback.compressor.momentum is None:
             return
         ranks = self.feedback.communicator
         here = torch.tensor([int(slot.parameter in self._present) for slot in self.slots], device=ranks.control_device)
         present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
-        if self.feedback.momentum is not None:
+        if self.feedback.compressor.momentum is not None:
             refuse_partly_absent(self.slots, present, ranks.world_size)
         for slot in learning:
             if not present[slot.index]:
-                self.feedback.states.forget(slot.name)
+                self.feedback.states.changed.pop(slot.name, None)
 
 
 def _strides(parameter: Tensor) -> tuple[int, ...]:

@@ -256,7 +256,7 @@ class ShardedCompressionHook(HookState):
                     )
         if unit in self._reduced:
             decays = any(isinstance(self.feedback.residual.of(slot.name), DecayedResidual) for slot in self.slots)
-            if decays or self.feedback.momentum is not None:
+            if decays or self.feedback.compressor.momentum is not None:
                 raise UsageError(
                     f"{unit.name!r} is reduced twice in a backward pass, as where it is called twice, so that momentum "
                     "or residuals would decay twice in a step: use a compressor without momentum and a scheme without "

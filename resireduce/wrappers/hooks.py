@@ -88,7 +88,7 @@ class HookState(Resumable, ABC):
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
         """Return what is to be compressed of a gradient; None: this rank has none."""
-        if not self.feedback.leaves_residual(slot.name):
+        if self.feedback.compressor_of(slot.name).lossless:
             return grad.contiguous()
         # A group's residual may hold an error until its turn comes, and averages come into this memory before.
         return grad.clone(memory_format=torch.contiguous_format)
@@ -96,7 +96,7 @@ class HookState(Resumable, ABC):
     def _send(self, views: Mapping[Slot, Tensor], whole: Tensor) -> None:
         """Launch the messages of gradients, `views` of the `whole` of the wrapper, which receive the averages."""
         slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
-        if slots and not any(self.feedback.leaves_residual(slot.name) for slot in slots):
+        if slots and all(self.feedback.compressor_of(slot.name).lossless for slot in slots):
             # Nothing can be left unsent: one all-reduce in the memory of `whole`, as without a hook, once that has been
             # looked at for NaN, and momentum corrected in it.
             for slot in slots:

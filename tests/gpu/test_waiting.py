@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import resireduce
-from resireduce.core import feedback
+from resireduce import pieces
 from resireduce.core.feedback import Finiteness
 from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.gpu.loops import batches, distributed, net, step
@@ -73,7 +73,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
 @pytest.fixture(autouse=True)
 def _nothing_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU stands for a device, in a rehearsal."""
-    monkeypatch.setattr(feedback, "AT_ONCE", ("meta",))
+    monkeypatch.setattr(pieces, "HOSTS", ("meta",))
 
 
 class Asked(TorchDispatchMode):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import resireduce
+from resireduce import pieces
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from resireduce.core import feedback
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
@@ -94,7 +94,7 @@ def test_steps_are_taken_and_skipped_alike_where_the_host_must_not_wait(
 ) -> None:
     start, options = seeded(Net), {"overflows": {2: 0}, "gradients": gradients, "scheme": "baseline", **options}
     expected, before, _ = scaled(LocalCommunicator(), start, **options)
-    monkeypatch.setattr(feedback, "AT_ONCE", ("meta",))
+    monkeypatch.setattr(pieces, "HOSTS", ("meta",))
     model, after, _ = scaled(LocalCommunicator(), start, **options)
     states = before.residual_state_dict(), after.residual_state_dict()
     assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
+from resireduce import pieces
 from resireduce.comm.base import Communicator
-from resireduce.core import feedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping
 from resireduce.kernels.ops import SWITCH, library
@@ -21,7 +21,7 @@ LIFETIMES = ("kept", "streamed")
 
 def as_a_device(patch: pytest.MonkeyPatch) -> None:
     """Have the CPU be seen as a device that the host would wait for."""
-    patch.setattr(feedback, "AT_ONCE", ("meta",))
+    patch.setattr(pieces, "HOSTS", ("meta",))
 
 
 LARGE, SMALL = "blocks.1.up.weight", "blocks.1.up.bias"
@@ -120,12 +120,13 @@ def test_gradients_that_are_refused_leave_no_trace(
     library.cache_clear()
 
 
-def test_nothing_is_noted_where_each_is_checked_when_it_comes() -> None:
-    """A wrapper's hook, whose steps have no end, would hold all notes."""
-    for at_once, error in ((True, type(None)), (False, NonFiniteGradient)):
-        finiteness = feedback.Finiteness(at_once)
-        finiteness.note(["a", "b"], torch.tensor([0, 1]))
-        assert isinstance(finiteness.failure(), error)
+def test_a_step_holds_no_notes_of_the_one_before() -> None:
+    """A wrapper's hook, which never asks for them, would hold those of all steps."""
+    optimizer = distributed(seeded(Net))
+    kept = optimizer.feedback
+    kept.finiteness.noted.append((["a", "b"], torch.tensor([0, 1])))
+    kept.begin_step(1)
+    assert kept.finiteness.failure() is None
 
 
 @pytest.mark.parametrize("gradients", LIFETIMES)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import resireduce
 from benchmarks.training.time_kernels import measured
-from resireduce.core import feedback
+from resireduce import pieces
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import ops
@@ -32,7 +32,7 @@ FLOATS = [torch.float32, torch.float16]
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library uses the kernels for tensors of the CPU, of whatever size, as if the host had to wait for them."""
-    monkeypatch.setattr(feedback, "AT_ONCE", ("meta",))
+    monkeypatch.setattr(pieces, "HOSTS", ("meta",))
     monkeypatch.setattr(ops, "DEVICE", "cpu")
     monkeypatch.setattr(ops, "works", lambda device, dtype: True)
     yield

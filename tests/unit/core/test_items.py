@@ -44,14 +44,13 @@ def independent(optimizer: DistributedOptimizer) -> dict[str, int]:
     states = [
         value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
     ]
-    momentum = optimizer.feedback.momentum
     return {
         "parameters": sum(p.numel() * p.element_size() for p in parameters),
         "gradients": sum(p.grad.numel() * p.grad.element_size() for p in parameters if p.grad is not None),
         "residuals": optimizer.feedback.residual.nbytes()
         + sum(tensor.nbytes for tensor in optimizer.feedback.states.tensors().values()),
         "optimizer_states": sum(t.numel() * t.element_size() for t in states)
-        + sum(t.nbytes for t in ({} if momentum is None else momentum.tensors()).values()),
+        + sum(t.nbytes for t in optimizer.feedback.velocities.tensors().values()),
     }
 
 
