@@ -57,8 +57,6 @@ class Slot:
     name: str
     """Name of the parameter in the model."""
     parameter: nn.Parameter
-    dense: bool
-    """Whether the payload is always the gradient itself, which is summed in place."""
     small: bool
     """Whether the gradient may share a message with others."""
     guard: StreamedAway
@@ -180,11 +178,11 @@ def make_slots(
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
-        dense = not feedback.keeps_residual(name)
         slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
-        small = dense and (is_small(parameter) or (shares and not feedback.compresses(name)))
-        slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
+        fits = is_small(parameter) or (shares and not feedback.compresses(name))
+        small = fits and not feedback.keeps_residual(name)
+        slots.append(Slot(index, name, parameter, small, guard[name], slices, place))
         feedback.register(name, slots[-1].template)
     return slots
 

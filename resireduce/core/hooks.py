@@ -1,10 +1,8 @@
 """The hooks of the library on a model, and its backward passes: gradients are taken as autograd makes them."""
 
-import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,15 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from resireduce import private
 from resireduce.core.bucket import Slot, Stage
 from resireduce.core.step import Exchange
-from resireduce.errors import UsageError, warn
+from resireduce.errors import UsageError
 from resireduce.settings import Settings
-from resireduce.watchers import (
-    COMPILED_AUTOGRAD,
-    DISTRIBUTED,
-    StepGuard,
-    refuse_compiled_autograd,
-    watch_orphans,
-)
+from resireduce.watchers import COMPILED_AUTOGRAD, DISTRIBUTED, StepGuard, refuse_compiled_autograd, watch_orphans
 
 # --- The hooks that hand over gradients, and their removal ---
 
@@ -42,15 +34,10 @@ def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
 
 def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], guard: StepGuard, world_size: int) -> None:
     """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
-    steps, by the first of them. If it took some, with other ranks, the next backward pass gives a warning."""
+    steps, by the first of them. With other ranks, the next backward pass gives a warning."""
     _detach(slots, handles if guard.steps else handles[1:])
-    if guard.steps and world_size > 1:
+    if world_size > 1:
         watch_orphans(slot.parameter for slot in slots)
-    if not guard.steps:
-        warn(
-            "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
-            "gradients: keep it, and call its step() in place of the other optimizer's"
-        )
 
 
 def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
@@ -81,7 +68,8 @@ class BackwardPasses:
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
         that two threads finish gradients at the same time, and each hook uses the queue of messages."""
         self.slots, self._exchange = exchange.slots, exchange
-        self._last_pass: float = settings.backward_passes_per_step
+        self.last_pass: float = settings.backward_passes_per_step
+        """Number of the backward pass of a step that is the last; infinity: gradients are only added up."""
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
@@ -132,15 +120,6 @@ class BackwardPasses:
     def _hook(self, slot: Slot, act: Act) -> Callable[[Any], None]:
         return partial(_call, weakref.ref(self), slot.index, act)
 
-    @contextmanager
-    def only_adding_up(self) -> Iterator[None]:
-        """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum."""
-        outer, self._last_pass = self._last_pass, math.inf
-        try:
-            yield
-        finally:
-            self._last_pass = outer
-
     def end(self) -> None:
         """Remove all hooks, and forget the gradients under way."""
         self._lost.detach()
@@ -174,7 +153,7 @@ class BackwardPasses:
         if not self.under_way:
             self.under_way = True
             private.at_end_of_pass(self._end)
-        self._exchange.gradient(slot, self._last_pass)
+        self._exchange.gradient(slot, self.last_pass)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""

@@ -5,8 +5,9 @@ Streamed gradients: as soon as autograd has finished a gradient, it is absorbed 
 parameters. Kept gradients (the paper's): nothing is done before `step`; `.grad` then receives the averaged gradient."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Self
 
@@ -52,7 +53,6 @@ class Resumable:
     feedback: ErrorFeedback
     slots: list[Slot]
     resumed: Resumed
-    """Is told when residuals are loaded."""
     steps: int
     """How many steps have been taken, without those that were skipped."""
 
@@ -87,7 +87,16 @@ class Resumable:
         self.feedback.begin_step(step)
 
     def _refuse_within_step(self, what: str) -> None:
-        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
+        if self._is_within_step:
+            raise UsageError(
+                f"{what} between backward() and step(), within a backward pass, or after one that failed half-way: "
+                "some residuals are of this step, and others of the last; call it when step(), or backward() of a "
+                "wrapper, has returned, or start from a checkpoint"
+            )
+
+    @property
+    def _is_within_step(self) -> bool:
+        """Whether gradients of a step are under way, perhaps of one that has failed half-way."""
         raise NotImplementedError
 
 
@@ -147,10 +156,16 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         Streamed gradients are absorbed by full residuals; all others are held in `.grad`. Trainers find it where it is
         put: `model.no_sync = optimizer.no_sync`. A copy of that model adds up nothing, as it trains plainly.
         """
-        return NoSync(DistributedOptimizer._adding_up, self)
+        return NoSync(DistributedOptimizer._only_adding_up, self)
 
-    def _adding_up(self) -> AbstractContextManager[None]:
-        return self._backward.only_adding_up()
+    @contextmanager
+    def _only_adding_up(self) -> Iterator[None]:
+        backward = self._backward
+        outer, backward.last_pass = backward.last_pass, math.inf
+        try:
+            yield
+        finally:
+            backward.last_pass = outer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, as the wrapped optimizer does.
@@ -158,7 +173,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         Raises UsageError between `backward` and `step`, and while a CUDA graph is recorded.
         """
         self._exchange.refuse_if_failed()
-        if self._exchange.has_begun:
+        if self._is_within_step:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
@@ -319,9 +334,9 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         """
         return self._exchange.updater.grad_norm
 
-    def _refuse_within_step(self, what: str) -> None:
-        if self._exchange.has_begun:
-            raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
+    @property
+    def _is_within_step(self) -> bool:
+        return self._exchange.has_begun
 
     def __getattr__(self, name: str) -> Any:
         """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""

@@ -472,30 +472,23 @@ class LaunchQueue:
     def settle(self, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
-        Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used.
-        This is the step's last collective, since a rank may still be launching the others.
+        Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used. Warns if
+        digests of parameters differ. This is the step's last collective, since a rank may still be launching others.
         """
-        presence = self.agree(step)
+        here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
+        compared = [number for one in self.comparisons for number in one.numbers]
+        presence = self.sums([*here, *compared], step)
+        ranks, self.flagged = self.world.world_size, bool(presence[len(self.slots)])
+        self.comparisons = [one for one in self.comparisons if one.compare(presence[len(here) :], ranks, self.flagged)]
         for check in self.checks:
             if not self.flagged:  # one that is not finite is present nowhere
-                check(self.slots, presence, self.world.world_size)
+                check(self.slots, presence, ranks)
         absent = [slot for bucket in self.buckets for slot in bucket.slots if not slot.is_taken]
         found = [slot for slot in absent if presence[slot.index]]
         self.unused = [slot for slot in absent if not presence[slot.index]]
         for slot in found:
             self.deliver([slot])
         return found
-
-    def agree(self, step: int) -> list[int]:
-        """Return how many ranks have a gradient, of each slot, and note whether that of any was not finite. Warns if
-        digests of parameters differ."""
-        here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
-        compared = [number for one in self.comparisons for number in one.numbers]
-        sums = self.sums([*here, *compared], step)
-        self.flagged = bool(sums[len(self.slots)])
-        ranks = self.world.world_size
-        self.comparisons = [one for one in self.comparisons if one.compare(sums[len(here) :], ranks, self.flagged)]
-        return sums[: len(self.slots)]
 
     def sums(self, here: list[int], step: int) -> list[int]:
         """Return the sums of all ranks' numbers. Raises UsageError, on all ranks, if `step` differs between them."""

@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,28 +29,23 @@ called for a few parameters at a time. A class that is not listed says so by an 
 
 
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is one of SEPARABLE by its own name, or says so itself, and its `step` is its own."""
-    kind, own = type(optimizer), vars(optimizer).get("step")
-    if own is not None and (getattr(own, "__wrapped__", None) is not kind.step or not _is_of("torch", own)):
-        return False  # another `step` than the one by which torch's schedulers count steps
-    if "step_is_separable" in vars(kind):
-        return bool(vars(kind)["step_is_separable"])
-    if isinstance(optimizer, torch.optim.Adafactor):
-        dtypes = {one.dtype for group in optimizer.param_groups for one in group["params"]}
-        if len(dtypes) > 1:
-            return False  # its default eps is that of the first dtype for all
-    package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), None)
-    if package is None or kind.__qualname__ not in SEPARABLE[package].split():
+    """Whether `optimizer` is one of SEPARABLE by its own name, or says so itself, and nobody else has put a function in
+    the place of its `step` or around it; functools.wraps gives such a one the name and module of another."""
+    kind = type(optimizer)
+    package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), "torch")
+    says_so = vars(kind).get("step_is_separable")
+    if not (kind.__qualname__ in SEPARABLE.get(package, "").split() if says_so is None else says_so):
         return False
-    step: Any = kind.step
-    while step is not None and (_is_of(package, step) or _is_of("torch", step)):
+    dtypes = {one.dtype for group in optimizer.param_groups for one in group["params"]}
+    if isinstance(optimizer, torch.optim.Adafactor) and len(dtypes) > 1:
+        return False  # its default eps is that of the first dtype for all
+    step, last = vars(optimizer).get("step", kind.step), kind.step if says_so else None
+    while step is not last:  # as torch's schedulers count steps, and its hooks are called, around it
+        module = getattr(step, "__globals__", {}).get("__name__")
+        if not f"{module}.".startswith(("torch.", f"{package}.")):
+            return False
         step = getattr(step, "__wrapped__", None)
-    return step is None  # otherwise a function of another package was put into the class
-
-
-def _is_of(package: str, function: Any) -> bool:
-    """Whether `function` is written in `package`; functools.wraps gives a wrapper the name and module of another."""
-    return f"{getattr(function, '__globals__', {}).get('__name__')}.".startswith(f"{package}.")
+    return True
 
 
 def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:

@@ -41,7 +41,7 @@ class Contraction:
         self._feedback = optimizer.feedback
         self._queue = optimizer.parts["queue"]
         self._places = optimizer.feedback.residual, optimizer.feedback.communicator, self._queue.world
-        self._dense_bytes = sum(slot.nbytes for slot in optimizer.slots if slot.dense)
+        self._dense_bytes = sum(one.nbytes for one in optimizer.slots if not self._feedback.keeps_residual(one.name))
         self._points: list[dict[str, Any]] = []
         self.looks = False
         """Whether the current step is looked at."""
