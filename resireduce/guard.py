@@ -78,15 +78,3 @@ class StreamedAway(Tensor):
             "own. Take the model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of "
             "resireduce.distribute(...)"
         )
-
-
-def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
-    """Return the guard of each of `parameters`, by name; those of one dtype and device share their memory."""
-    kinds = {(one.dtype, one.device) for one in parameters.values()}
-    elements = {(dtype, device): torch.zeros((), dtype=dtype, device=device) for dtype, device in kinds}
-    found = {}
-    for name, parameter in parameters.items():
-        element = elements[parameter.dtype, parameter.device]
-        found[name] = element.expand(parameter.shape).as_subclass(StreamedAway)
-        found[name].owner = name
-    return found

@@ -18,7 +18,7 @@ from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.guard import WAS_DROPPED, StreamedAway, guards
+from resireduce.guard import WAS_DROPPED, StreamedAway
 
 SMALL_BYTES = 1 << 18
 """Small dense tensors (biases, norms) are in buckets of up to this size: each message costs time."""
@@ -59,12 +59,12 @@ class Slot:
     parameter: nn.Parameter
     small: bool
     """Whether the gradient may share a message with others."""
-    guard: StreamedAway
-    """Replaces `.grad` while the gradient is under way."""
     slices: NodeSlices | None = None
     """With two levels: how the ranks of a node share it; None: each rank compresses all of it."""
     place: int = 0
     """With two levels: which of the slices is this rank's, counted from 0."""
+    guard: StreamedAway = field(init=False)
+    """Replaces `.grad` while the gradient is under way."""
     template: Tensor = field(init=False)
     """Shaped like the part that this rank compresses: the parameter itself, or an empty tensor like its slice."""
     gradient: Tensor | None = None
@@ -88,10 +88,10 @@ class Slot:
     """Dtype, device and shape that the parameter had at the start."""
 
     def __post_init__(self) -> None:
-        self.kind, self.template = self._kind(), self.parameter
-        if self.slices is not None:
-            element = torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device)
-            self.template = element.expand(self.slices.shape_of(self.place))
+        self.kind, element = self._kind(), _zero(self.parameter.dtype, self.parameter.device)
+        self.guard = element.expand(self.parameter.shape).as_subclass(StreamedAway)
+        self.guard.owner = self.name
+        self.template = self.parameter if self.slices is None else element.expand(self.slices.shape_of(self.place))
 
     @property
     def shape_by_place(self) -> torch.Size:
@@ -166,6 +166,12 @@ class Slot:
             )
 
 
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one element, whose memory guards and templates share."""
+    return torch.zeros((), dtype=dtype, device=device)
+
+
 def make_slots(
     parameters: Mapping[str, nn.Parameter],
     feedback: ErrorFeedback,
@@ -175,14 +181,13 @@ def make_slots(
     """Return a slot for each of `parameters`, for which `feedback` allocates what it needs; with `shares` also large
     dense tensors may share a message."""
     _of_one()  # outside of any backward pass
-    guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
         slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
         fits = is_small(parameter) or (shares and not feedback.compresses(name))
         small = fits and not feedback.keeps_residual(name)
-        slots.append(Slot(index, name, parameter, small, guard[name], slices, place))
+        slots.append(Slot(index, name, parameter, small, slices, place))
         feedback.register(name, slots[-1].template)
     return slots
 

@@ -100,11 +100,8 @@ class BackwardPasses:
             if settings.streamed:
                 self._announce(slot)
         if not settings.streamed or settings.in_backward:  # else a guard shows a wrapper that averages too
-            # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
-            held = {slot.parameter for slot in self.slots}
-            for module in model.modules():
-                has_some = module is model or held.intersection(module.parameters(recurse=False))
-                if has_some and not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
+            for module in (model, *model.children()):  # `model` may be the wrapper, or be called by it
+                if not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
                     self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def _announce(self, slot: Slot) -> None:

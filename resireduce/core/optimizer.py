@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from resireduce import private
 from resireduce.comm.nodes import Levels
-from resireduce.core.bucket import Slot, make_slots
+from resireduce.core.bucket import Slot, Stage, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
 from resireduce.errors import UsageError, check_count, warn
@@ -143,10 +143,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         # Last, as no hook may stay on a model that is refused.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
 
-    def _restart(self) -> None:
-        self._backward.under_way = False
-        self._exchange.restart()
-
     # --- the backward pass ---
 
     @property
@@ -183,7 +179,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
                 "those left over at the end of an epoch: gradients='kept' or take the step. "
                 "After a backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
             )
-        self._restart()
+        self._backward.under_way = False
+        self._exchange.restart()
         if self.streamed and not set_to_none:
             warn(
                 "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step "
@@ -225,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
             self.overflowed = not self._exchange.take_step()
         for look in self.after_step:
             look()
-        self._restart()
+        self._exchange.restart()
         return loss
 
     # --- the end ---
@@ -299,10 +296,9 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
     @property
     def parts(self) -> dict[str, Any]:
         """What takes a step, by name, for those who measure it; None for a part that is not there."""
-        exchange = self._exchange
-        parts = {"exchange": exchange, "feedback": self.feedback, "queue": exchange.queue, "updater": exchange.updater}
-        by_nodes = None if self.levels.node is None else exchange.queue.route
-        return parts | {"scatter": by_nodes, "gather": by_nodes}
+        exchange, queue = self._exchange, self._exchange.queue
+        parts = {"exchange": exchange, "feedback": self.feedback, "queue": queue, "updater": exchange.updater}
+        return parts | dict.fromkeys(("scatter", "gather"), None if self.levels.node is None else queue.route)
 
     @property
     def messages(self) -> list[list[str]]:
@@ -336,7 +332,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
 
     @property
     def _is_within_step(self) -> bool:
-        return self._exchange.has_begun
+        return any(slot.stage is not Stage.OPEN for slot in self.slots)
 
     def __getattr__(self, name: str) -> Any:
         """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""

@@ -53,11 +53,6 @@ class Exchange:
         self.updater.restart()
         self.feedback.begin_step(self.steps)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a gradient of this step has been compressed, absorbed or dropped."""
-        return any(slot.stage is not Stage.OPEN for slot in self.slots)
-
     def refuse_if_failed(self) -> None:
         """Raise UsageError if an earlier step failed, this is a fork of the process that was to train, or work is being
         recorded in a CUDA graph."""
@@ -167,37 +162,34 @@ class Exchange:
 
         Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
         """
-        step, self.failed = self.steps, True  # if anything ends it half-way
-        for one in self.queue.comparisons:  # before anything is updated
+        step, queue, self.failed = self.steps, self.queue, True  # if anything ends it half-way
+        for one in queue.comparisons:  # before anything is updated
             one.look()
         try:
-            self._send_and_use(step)
+            for slot in self.lifetime.pending(self):
+                self._take(slot)
+            for slot in self.slots:  # room for the averages
+                slot.made = None
+                if slot.stage is Stage.GUARDED:
+                    slot.uncover()
+                elif slot.is_guarded:  # not finite: nothing of it is under way
+                    slot.parameter.grad = None
+            queue.route.complete(queue, step)
+            self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
+            queue.launch(step, complete=True)
+            self.feedback.end_step(step)  # after all rounds: the last updates a residual
+            self.updater.finish(step)
+            queue.finish()
+            if queue.flagged:
+                self.scaling.refuse(queue.arrived, step, queue.refused)
+            for slot in queue.unused:  # with two levels the averages of a bucket come together
+                self.feedback.states.forget(slot.name)
+            self.feedback.states.commit()
         except Skipped:
             self.steps = step
             self.updater.skip()
         self.failed = False
         return self.steps > step
-
-    def _send_and_use(self, step: int) -> None:
-        for slot in self.lifetime.pending(self):
-            self._take(slot)
-        for slot in self.slots:  # room for the averages
-            slot.made = None
-            if slot.stage is Stage.GUARDED:
-                slot.uncover()
-            elif slot.is_guarded:  # not finite: nothing of it is under way
-                slot.parameter.grad = None
-        self.queue.route.complete(self.queue, step)
-        self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
-        self.queue.launch(step, complete=True)
-        self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step)
-        self.queue.finish()
-        if self.queue.flagged:
-            self.scaling.refuse(self.queue.arrived, step, self.queue.refused)
-        for slot in self.queue.unused:  # with two levels the averages of a bucket come together
-            self.feedback.states.forget(slot.name)
-        self.feedback.states.commit()
 
 
 # --- What a plain step does where an option would do something else: `resireduce.forms` has the other forms ---
