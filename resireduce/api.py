@@ -19,7 +19,7 @@ from resireduce.pipeline import build_feedback, find_communicator, find_compress
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
-from resireduce.watchers import Around
+from resireduce.watchers import watch_around
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -135,7 +135,7 @@ def distribute(
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
         if settings.streamed:
-            distributed.before_step.append(Around(optimizer).before_step)
+            distributed.before_step.append(partial(next, watch_around(optimizer)))
         if feedback.momentum is not None:
             distributed.before_step.append(partial(check_momentum, lossy, optimizer))
         if settings.merge in [*TIMED]:

@@ -5,6 +5,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -145,32 +146,25 @@ register_optimizer_step_post_hook(_tell)
 # --- Optimizers around that of the library, which expect gradients after its step ---
 
 
-class Around:
-    """Warns if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
+def watch_around(wrapped: torch.optim.Optimizer) -> Iterator[None]:
+    """Before the first step: warn if an outer optimizer calls it, and does more than to pass the call on.
 
     Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
-    An optimizer that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
+    An optimizer that only passes calls on has the state of the `wrapped` one, and its step does not name `.grad`.
     """
-
-    def __init__(self, wrapped: torch.optim.Optimizer):
-        self._wrapped: torch.optim.Optimizer | None = wrapped
-
-    def before_step(self) -> None:
-        """Look at who calls the first step."""
-        wrapped, self._wrapped = self._wrapped, None
-        if wrapped is None:
-            return
-        frame, _ = caller()
-        # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
-        outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-        does_more = "grad" in frame.f_code.co_names or getattr(outer, "state", wrapped.state) is not wrapped.state
-        if hasattr(outer, "param_groups") and does_more:
-            name = type(outer).__name__
-            warn(
-                f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are "
-                f"gone: if it then asks which parameters have a .grad, it leaves out all; put it inside, "
-                f"distribute(model, {name}(...)), or give gradients='kept'"
-            )
+    frame, _ = caller()
+    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
+    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+    does_more = "grad" in frame.f_code.co_names or getattr(outer, "state", wrapped.state) is not wrapped.state
+    if hasattr(outer, "param_groups") and does_more:
+        name = type(outer).__name__
+        warn(
+            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are "
+            f"gone: if it then asks which parameters have a .grad, it leaves out all; put it inside, "
+            f"distribute(model, {name}(...)), or give gradients='kept'"
+        )
+    del frame, outer
+    yield from repeat(None)
 
 
 # --- Training without the distributed optimizer, which is gone ---

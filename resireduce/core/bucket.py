@@ -140,7 +140,7 @@ class Slot:
     def note_made(self) -> None:
         """Remember the address of the gradient that autograd has left in `.grad`."""
         grad = None if self.is_guarded else self.parameter.grad
-        self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
+        self.made = None if grad is None else grad.data_ptr()
 
     def own(self, grad: Tensor, shared: bool = False) -> Tensor:
         """Return `grad`, which may be overwritten; if it is `shared`, since autograd may still hand out that memory to

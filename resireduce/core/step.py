@@ -110,8 +110,7 @@ class Exchange:
         """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`, as one
         that is not finite, which is refused with the sum."""
         grad = slot.parameter.grad
-        absorbs = slot.slices is None and self.feedback.absorbs(slot.name)
-        if not absorbs or grad is None or grad.layout != torch.strided:
+        if grad is None or slot.slices is not None or not self.feedback.absorbs(slot.name):
             return
         slot.check_kind()
         if self.scaling.skips:
@@ -146,8 +145,6 @@ class Exchange:
         grad = slot.parameter.grad
         if grad is None or slot.stage is Stage.ABSORBED:
             raise UsageError(WAS_DROPPED.format(name=slot.name))
-        if grad.layout != torch.strided:
-            raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
         return self.lifetime.owned(grad, slot)
 
     def drop(self, slot: Slot, error: NonFiniteGradient) -> None:
