@@ -130,7 +130,6 @@ def distribute(
     communicator = find_communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
-    gradients_before = [one.grad for one in parameters.values()]
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
@@ -144,7 +143,7 @@ def distribute(
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on
         (levels if distributed is None else distributed).close()
-        for one, gradient in zip(parameters.values(), gradients_before, strict=True):
-            one.grad = gradient
         raise
+    for parameter in parameters.values():
+        parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
     return distributed

@@ -93,9 +93,8 @@ class Early(Streamed):
                     one.uncover()
             slots = updater.queue.receive()
             updater.note(slots)
-            held = [(one, grad) for one in updater.queue.slots if (grad := one.parameter.grad) is not None]
-            aside = [(one.parameter, grad) for one, grad in held if one not in slots]  # which wait for another pass
-            for parameter, _ in aside:
+            aside = [(one.parameter, one.parameter.grad) for one in updater.queue.slots if one not in slots]
+            for parameter, _ in aside:  # which wait for another pass
                 parameter.grad = None
             updater.update_some()
             for parameter, grad in aside:

@@ -83,7 +83,7 @@ class ByNodes(Flat):
         for slot in bucket.slots:
             slot.gradient = None
         whole = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-        name = f"resireduce.node.{bucket.name}"
+        name = f"resireduce.node.{bucket.slots[0].name}"
         self._under_way.append((bucket, self.node.reduce_scatter(whole.view(-1), name)))
         self.held_bytes += bucket.nbytes
         self._launched += 1
@@ -138,7 +138,7 @@ class ByNodes(Flat):
             received = self.feedback.receive(bucket.message, range(count), [None] * count)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
-            rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.name)
+            rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.slots[0].name)
             for slot, part in zip(bucket.slots, rows.split(_widths(bucket), dim=1), strict=True):
                 slot.average = slot.slices.joined(part)  # type: ignore[union-attr]
         found = [slot.average for slot in slots]

@@ -26,6 +26,8 @@ HELD = (
     "optimizer.state_differs_by_rank = True, so that each keeps its own); that of "
 )
 """Begins a field for each parameter whose state is held."""
+STAYS = "state_differs_by_rank"
+"""The attribute by which an optimizer says that each rank holds the state of other parameters."""
 VALUES = (Number, str, bytes, Tensor, torch.dtype, type(None))
 """What an optimizer's options and states may hold, also in dicts, lists and tuples, to be sent to other ranks."""
 
@@ -57,11 +59,8 @@ def as_text(value: object) -> str:
 
 def kinds(tensors: Iterable[tuple[str, Tensor]], of: str = "parameter") -> dict[str, str]:
     """Return a table for `agree`: what each of the named `tensors` is, in their order."""
-    return {f"{of} number {number}": f"{name} {_kind(tensor)}" for number, (name, tensor) in enumerate(tensors)}
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
+    texts = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
+    return {f"{of} number {number}": text for number, text in enumerate(texts)}
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
@@ -81,7 +80,7 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
             loaded[f"option {option} of parameter group {number}"] = as_text(group[option])
         held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
         table[f"parameters of group {number}"] = ", ".join(held)
-    table["the optimizer's state_differs_by_rank"] = differs = state_differs_by_rank(optimizer)
+    table["the optimizer's state_differs_by_rank"] = differs = getattr(optimizer, STAYS, False)
     for key in () if differs else optimizer.state:
         name = names.get(id(key), "no parameter of the model") if isinstance(key, Tensor) else as_text(key)
         loaded[HELD + name] = "there"
@@ -90,11 +89,6 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
         loaded = theirs
     table |= kinds(model.named_parameters()) | kinds(model.named_buffers(), "buffer")
     agree(table | loaded, communicator)
-
-
-def state_differs_by_rank(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` says that each rank holds the state of other parameters, which must stay where it is."""
-    return bool(getattr(optimizer, "state_differs_by_rank", False))
 
 
 @cache
@@ -138,7 +132,7 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _overwrite(tensor, f"resireduce.start.{name}", communicator)
-    if not state_differs_by_rank(optimizer):
+    if not getattr(optimizer, STAYS, False):
         _broadcast_optimizer(optimizer, communicator)
 
 
@@ -195,5 +189,6 @@ def _merged(mine: Any, theirs: Any) -> Any:
     if isinstance(mine, dict) and isinstance(theirs, dict):
         own = {key: one for key, one in mine.items() if not is_value(one)}
         return own | {key: _merged(mine.get(key), one) for key, one in theirs.items()}
-    are_alike = isinstance(mine, Tensor) and isinstance(theirs, Tensor) and _kind(mine) == _kind(theirs)
-    return mine.copy_(theirs) if are_alike and 0 not in mine.stride() else theirs  # else its elements share memory
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and 0 not in mine.stride():  # else elements share memory
+        return mine.copy_(theirs) if (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype) else theirs
+    return theirs

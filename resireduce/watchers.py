@@ -193,14 +193,13 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
 
 
 class Resumed:
-    """Warns if the state of one of the `optimizers` was loaded, or was there at the start, and `residual`, if it has
-    tensors, was not loaded before the next step."""
+    """Warns if the state of an optimizer was loaded, or was there at the start, and `residual`, if it has tensors, was
+    not loaded before the next step."""
 
-    def __init__(self, residual: Residuals, *optimizers: torch.optim.Optimizer):
+    def __init__(self, residual: Residuals):
         self._residual = residual
-        self._is_loaded, self._has_residuals, self._has_stepped = False, False, False
-        for one in optimizers:
-            self.watch(one)
+        self._is_loaded, self.has_residuals, self._has_stepped = False, False, False
+        """`has_residuals`: whether residuals were loaded, or a step was named at which to continue."""
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at the state that `optimizer` has, and at those that it is given later."""
@@ -215,14 +214,10 @@ class Resumed:
         """Note that an optimizer was given the state `state_dict`."""
         self._is_loaded |= self._has_stepped or _has_steps(state_dict.get("state") or {})
 
-    def note_residuals(self) -> None:
-        """Note that residuals were loaded, or that a step was named at which to continue."""
-        self._has_residuals = True
-
     def after_step(self) -> None:
         """Warn if the optimizer's state was loaded before this step, and residuals were not."""
-        is_forgotten = self._is_loaded and not self._has_residuals
-        self._is_loaded, self._has_residuals, self._has_stepped = False, False, True
+        is_forgotten = self._is_loaded and not self.has_residuals
+        self._is_loaded, self.has_residuals, self._has_stepped = False, False, True
         if is_forgotten and self._residual.tensors():
             warn(
                 "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left "

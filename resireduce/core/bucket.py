@@ -200,7 +200,7 @@ class Bucket:
     """Tensors whose gradients are compressed and sent together, all of one dtype and device: all dense, or none."""
 
     slots: list[Slot]
-    """One for each tensor."""
+    """One for each tensor; by the name of the first ranks pair messages."""
     message: Message | Round | None = None
     """This rank's message in this step, from its compression to its last use; or the round before it."""
     gathered_bytes: int = 0
@@ -215,11 +215,6 @@ class Bucket:
     def nbytes(self) -> int:
         """Bytes of the dense gradients."""
         return sum(slot.nbytes for slot in self.slots)
-
-    @property
-    def name(self) -> str:
-        """The name of the first tensor, by which ranks pair messages."""
-        return self.slots[0].name
 
 
 def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[Bucket]:

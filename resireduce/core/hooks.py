@@ -84,8 +84,6 @@ class BackwardPasses:
         except BaseException:
             self.end()
             raise
-        for slot in self.slots:
-            slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
 
     def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, settings: Settings) -> None:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""

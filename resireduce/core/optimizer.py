@@ -27,8 +27,6 @@ from resireduce.watchers import NOT_HELD, OtherSteps, Resumed, only_makes_state
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "resumed", "_others", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
-HARMLESS = ("train", "eval")
-"""Methods of wrapped optimizers that do not read gradients."""
 WITHIN_BACKWARD = (
     "step() was called within a backward pass, as by a hook: call it when backward() has returned. To update parameters"
     " within the backward pass, give one optimizer of all parameters and update='in_backward' (with compressor='none') "
@@ -82,7 +80,7 @@ class Resumable:
         """
         check_count("step", step, of="steps")
         self._refuse_within_step("start_at()")
-        self.resumed.note_residuals()
+        self.resumed.has_residuals = True
         self.steps = step
         self.feedback.begin_step(step)
 
@@ -90,8 +88,8 @@ class Resumable:
         if self._is_within_step:
             raise UsageError(
                 f"{what} between backward() and step(), within a backward pass, or after one that failed half-way: "
-                "some residuals are of this step, and others of the last; call it when step(), or backward() of a "
-                "wrapper, has returned, or start from a checkpoint"
+                "some residuals are of this step, and others of the last; call step() first (with a wrapper, let "
+                "backward() return), or start from a checkpoint"
             )
 
     @property
@@ -134,7 +132,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self._exchange = build_exchange(optimizer, self.slots, feedback, settings, levels, others)
         alone = settings.streamed or levels.world.world_size == 1
         self._others = OtherSteps(model, parameters.values(), NOT_HELD, () if alone else self.slots)
-        self.resumed = Resumed(feedback.residual, optimizer)
+        self.resumed = Resumed(feedback.residual)
+        self.resumed.watch(optimizer)
         self.before_step: list[Callable[[], object]] = [self._exchange.updater.check_parameters]
         """What is called before a step, which it may refuse."""
         self.after_step: list[Callable[[], object]] = [self.resumed.after_step]
@@ -341,7 +340,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         if "wrapped" not in self.__dict__:
             return super().__getattribute__(name)
         value = getattr(self.wrapped, name)
-        return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
+        reads_gradients = inspect.ismethod(value) and name not in ("train", "eval")
+        return partial(self._call, value) if reads_gradients else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method that the wrapped optimizer has, as SAM's; UsageError while gradients are of this rank alone."""

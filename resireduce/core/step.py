@@ -54,8 +54,7 @@ class Exchange:
         self.feedback.begin_step(self.steps)
 
     def refuse_if_failed(self) -> None:
-        """Raise UsageError if an earlier step failed, this is a fork of the process that was to train, or work is being
-        recorded in a CUDA graph."""
+        """Raise UsageError after a step that failed, in a fork of the process, or while a CUDA graph is recorded."""
         refuse_capture(self.slots[0].parameter.device)
         self._refuse_fork()
         if self.failed:
@@ -324,21 +323,19 @@ class LaunchQueue:
     """Compresses every bucket when its gradients have come, launches the messages in an order that all ranks share, and
     receives them in that order.
 
-    In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
-    gradients arrived in the first step.
+    In the first step the order is the reverse of the model's; from the second on that in which rank 0's gradients
+    arrived in the first. What comes of a gradient before it is compressed, and of a message that has come, its `route`
+    says.
 
-    What comes of a gradient before it is compressed, and of a message that has come, its `route` says.
-
-    Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
-    the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
-    the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
+    Where ranks make payloads in rounds, the first round takes a message's place, and the others follow in `step()`,
+    before any message is received: earlier a rank would wait for others, which may be in a collective of the user's.
     """
 
     def __init__(self, slots: list[Slot], world: Communicator, route: Flat, scaling: Unscaled, merge: object):
         self.slots, self.feedback, self.world = slots, route.feedback, world
         self.route, self.scaling = route, scaling
-        self.gates = [agree_first] if self.feedback.varies and world.world_size > 1 else []
-        """What says whether messages may leave yet, of the step of that number, which may be complete."""
+        self._waits = self.feedback.varies and world.world_size > 1
+        """Whether messages depend on the number of the step, and ranks have not compared it yet."""
         self.checks = [] if self.feedback.momentum is None else [refuse_partly_absent]
         """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
         self.comparisons: list[Drift] = []
@@ -408,11 +405,13 @@ class LaunchQueue:
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent in place of the rest.
 
-        Nothing leaves while a gate is closed; one may raise, as for steps that ranks number differently.
+        Raises UsageError, on all ranks, if they number the step differently and messages depend on that.
         """
-        for gate in self.gates:
-            if not gate(self, step, complete):
+        if self._waits:  # till the first step is complete
+            if not complete:
                 return
+            self.sums([], step)
+            self._waits = False
         for bucket in self.buckets[self._launched :] if complete else ():  # even if there is no room for them yet
             if bucket.message is None:
                 self.compress(bucket, step)
@@ -446,12 +445,6 @@ class LaunchQueue:
                 slot.parameter.grad = laid_out(average, slot.parameter)
             elif own is not average:
                 own.copy_(average)
-
-    def release(self, slots: Sequence[Slot]) -> None:
-        """Let the messages go that have brought averages of `slots`, unless others may have gradients of the rest."""
-        for bucket in {self.bucket_of[slot] for slot in slots}:
-            if all(slot.is_taken for slot in bucket.slots):
-                bucket.message = None
 
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
@@ -497,15 +490,6 @@ class LaunchQueue:
             self._order = [self.slots[index] for index in order.tolist()]
             self._arrange(self.buckets)
             self._order_is_learnt = True
-
-
-def agree_first(queue: LaunchQueue, step: int, complete: bool) -> bool:
-    """Where messages depend on the number of the step: a gate that opens when the first is complete, and ranks have
-    compared its number. Raises UsageError, on all of them, if it is not the same."""
-    if complete:
-        queue.sums([], step)
-        queue.gates.clear()
-    return complete
 
 
 def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:

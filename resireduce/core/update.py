@@ -87,9 +87,11 @@ class Updater:
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
 
     def note(self, slots: Sequence[Slot]) -> None:
-        """Note the averages of `slots`, which have come, to be used with others."""
+        """Note the averages of `slots`, which have come, and let their messages go, unless others may have the rest."""
         self._updating += slots
-        self.queue.release(slots)
+        for bucket in {self.queue.bucket_of[slot] for slot in slots}:
+            if all(slot.is_taken for slot in bucket.slots):
+                bucket.message = None
 
     def skip(self) -> None:
         """Note that the step is skipped, since a gradient was not finite."""

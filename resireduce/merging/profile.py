@@ -42,7 +42,7 @@ class Profiler:
 
     def _timed(self, bucket: Bucket, step: int) -> None:
         """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
-        if not self.feedback.compresses(bucket.name) or self.feedback.warms_up:
+        if not self.feedback.compresses(bucket.slots[0].name) or self.feedback.warms_up:
             LaunchQueue.compress(self._queue, bucket, step)
             return
         (slot,), device = bucket.slots, bucket.slots[0].parameter.device
