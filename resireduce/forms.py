@@ -112,9 +112,8 @@ class Early(Streamed):
         self._bytes = 0
         if not can_be_sliced(exchange.updater.optimizer):
             raise UsageError(
-                "a hook before the step was registered, or another function put in the place of the optimizer's step, "
-                "which would not see what update='in_backward' has used before: do that before "
-                "resireduce.distribute(...), with update='in_step'"
+                "a hook before the step was registered, or another step was put into the optimizer, which would not "
+                "see what has been used: do that before resireduce.distribute(...), with update='in_step'"
             )
         return super().pending(exchange)
 

@@ -51,8 +51,7 @@ def agree(table: Mapping[str, object], communicator: Communicator, beside: Commu
 
 
 def as_text(value: object) -> str:
-    """Return `value` as text that is equal in every process, without the address or the device that a `repr` may
-    contain."""
+    """Return `value` as text that is equal in every process, without addresses and devices that a `repr` may hold."""
     text = str(private.tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, value))
     return f"a {getattr(value, '__qualname__', type(value).__qualname__)}" if " at 0x" in text else text
 
@@ -67,9 +66,8 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
     """Raise ConfigError on all ranks if models or optimizers differ: in their tensors or the order of these, in torch's
     options, or in which parameters they hold the state of.
 
-    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options and states may if this rank
-    has no state and rank 0 has one: then a checkpoint was loaded there, and not here. So may what torch's optimizers do
-    not have, as the number of a rank, and states where the optimizer says `state_differs_by_rank = True`.
+    Values of tensors may differ, and so may options and states where only rank 0 has a state, from a checkpoint; what
+    torch's optimizers do not have, as the number of a rank; and states where the optimizer says so (STAYS).
     """
     module = type(optimizer).__module__.replace("__mp_main__", "__main__")  # the script, where multiprocessing runs it
     table: dict[str, object] = {"class of the optimizer": f"{module}.{type(optimizer).__qualname__}"}
@@ -101,8 +99,7 @@ def torchs_options() -> frozenset[str]:
 
 
 def is_value(one: object) -> bool:
-    """Whether `one` is a value, or made of values and tensors: other objects, as locks or process groups, refer to
-    something of this process."""
+    """Whether `one` is a value, or made of values; other objects, as locks, refer to something of this process."""
     leaves = private.tree_leaves(one)
     return all(is_value([*leaf]) if isinstance(leaf, set | frozenset) else isinstance(leaf, VALUES) for leaf in leaves)
 

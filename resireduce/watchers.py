@@ -89,17 +89,15 @@ NOT_HELD = (
 BYPASSED = (
     "another optimizer takes a step with parameters whose gradients step() of what resireduce.distribute(...) returned "
     "would average: it uses those of this rank alone, and ranks differ. Call the step() of the returned one, or "
-    "distribute the other. If they are the same on all ranks again when that takes its step, as after local steps that "
-    "an outer optimizer averages, nothing is wrong"
+    "distribute the other. Nothing is wrong where an outer optimizer makes parameters the same before that step"
 )
 
 
 class OtherSteps:
     """Warns if an optimizer takes a step by gradients of this rank alone.
 
-    So it is with parameters of `model` that are not among `held`, as they may be unfrozen, added or replaced at any
-    time: `reason` says why nobody averages them, and the cure. So it is also with kept gradients, those of `slots`,
-    until `step()` has averaged them.
+    So it is with parameters of `model` that are not among `held`, perhaps unfrozen, added or replaced later: `reason`
+    says why nobody averages them, and the cure; and with kept gradients, of `slots`, until `step()` averages them.
     """
 
     def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence[Slot] = ()):
@@ -182,8 +180,7 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
             warn(
                 "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
                 "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer "
-                "makes its optimizer anew, distribute that one too, in the function that makes it. If each rank is to "
-                "train by itself, close() it before"
+                "makes its optimizer anew, distribute that, too. If each rank is to train by itself, close() it before"
             )
 
     handles += [one.register_post_accumulate_grad_hook(warn_once) for one in parameters if one.requires_grad]
@@ -230,13 +227,8 @@ class Resumed:
 def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
     """Whether a step of `optimizer` would only fill its empty state: learning rates and the gradients of `parameters`
     are zeros. torch.distributed.checkpoint takes such a step, perhaps on one rank alone, before it loads a state."""
-    if optimizer.state:
-        return False
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    if any(rate is None or _has_values(torch.as_tensor(rate)) for rate in rates):
-        return False
-    gradients = [parameter.grad for parameter in parameters]
-    return all(one is not None and one.layout == torch.strided and not _has_values(one) for one in gradients)
+    given = [group.get("lr") for group in optimizer.param_groups] + [parameter.grad for parameter in parameters]
+    return not optimizer.state and all(one is not None and not _has_values(torch.as_tensor(one)) for one in given)
 
 
 def _has_steps(state: Mapping[Any, Any]) -> bool:

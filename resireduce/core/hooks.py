@@ -65,8 +65,7 @@ class BackwardPasses:
 
     def __init__(self, model: nn.Module, wrapped: torch.optim.Optimizer, exchange: Exchange, settings: Settings):
         self.turn = threading.RLock()
-        """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
-        that two threads finish gradients at the same time, and each hook uses the queue of messages."""
+        """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes."""
         self.slots, self._exchange = exchange.slots, exchange
         self.last_pass: float = settings.backward_passes_per_step
         """Number of the backward pass of a step that is the last; infinity: gradients are only added up."""

@@ -14,7 +14,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from resireduce import private
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Slot, Stage, make_slots
 from resireduce.core.feedback import ErrorFeedback
@@ -27,14 +26,11 @@ from resireduce.watchers import NOT_HELD, OtherSteps, Resumed, only_makes_state
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "resumed", "_others", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
-WITHIN_BACKWARD = (
-    "step() was called within a backward pass, as by a hook: call it when backward() has returned. To update parameters"
-    " within the backward pass, give one optimizer of all parameters and update='in_backward' (with compressor='none') "
-    "to resireduce.distribute(...)"
-)
 UNFINISHED = (
-    "step() after a backward() that did not come to its end: some gradients are under way, others are missing. Build "
-    "model and optimizer anew, on every rank, from a checkpoint"
+    "step() was called within a backward pass, as by a hook, or after one that did not come to its end: some gradients "
+    "are under way, others are missing. Call it when backward() has returned; to update parameters within it, give one "
+    "optimizer of all parameters and update='in_backward' (with compressor='none') to resireduce.distribute(...). After "
+    "a pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
 )
 
 
@@ -172,11 +168,10 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
-                "came from a loss of another model (a GAN's generator, through the discriminator): call "
-                "requires_grad_(False) on this one while that is computed. If the loss was for the gradient of an "
-                "input: use torch.autograd.grad(loss, input). To leave out passes that are added up already, as "
-                "those left over at the end of an epoch: gradients='kept' or take the step. "
-                "After a backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
+                "came from a loss of another model (a GAN), call requires_grad_(False) on this one for its time; if "
+                "from one for the gradient of an input, use torch.autograd.grad(loss, input). To leave out passes that "
+                "are added up, as those left over at the end of an epoch: gradients='kept' or take the step. After a "
+                "backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._backward.under_way = False
         self._exchange.restart()
@@ -210,7 +205,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
                 loss = closure()
         self._exchange.refuse_if_failed()
         if self._backward.under_way:
-            raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
+            raise UsageError(UNFINISHED)
         if not self._has_own_gradients() and only_makes_state(self.wrapped, [slot.parameter for slot in self.slots]):
             with self._backward.step_guard:
                 self.wrapped.step()

@@ -31,8 +31,7 @@ class Skipped(Exception):
 class Exchange:
     """Takes the gradients of a step, has them compressed and sent, receives the averages, and has parameters updated.
 
-    What options change is done by its parts: by the `lifetime` of gradients, the `scaling` of the loss, the `updater`,
-    and the route of the `queue`. `refuse_fork` raises in a process that was forked from the one that was to train.
+    What options change is done by its parts. `refuse_fork` raises in a fork of the process that was to train.
     """
 
     def __init__(self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refuse_fork: Callable[[], object]):
@@ -106,8 +105,7 @@ class Exchange:
             self.lifetime.use_early(slot, self.updater)
 
     def _hold(self, slot: Slot) -> None:
-        """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`, as one
-        that is not finite, which is refused with the sum."""
+        """Have the residual absorb the gradient of a pass before the last; one that is not finite stays in `.grad`."""
         grad = slot.parameter.grad
         if grad is None or slot.slices is not None or not self.feedback.absorbs(slot.name):
             return
@@ -273,8 +271,7 @@ class Flat:
 OTHER_STEP = (
     "this step is number {step} here, and another one on other ranks, which make other random choices: "
     "load_residual_state_dict(...), redistribute(...) or start_at(...) was called on some ranks alone, or with states "
-    "of several steps. Call it on all, with what they saved in one step: build model and optimizer anew, from a "
-    "checkpoint"
+    "of several steps. Call it on all, with what they saved in one step, after model and optimizer are built anew"
 )
 GATHERED = 16
 """The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""

@@ -16,9 +16,6 @@ from resireduce.watchers import StepGuard
 if TYPE_CHECKING:
     from resireduce.core.step import LaunchQueue, Streamed
 
-# --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
-
-
 SEPARABLE = {
     "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",
     "bitsandbytes.optim": "AdEMAMix8bit Adagrad8bit Adam8bit AdamW8bit Lion8bit RMSprop8bit SGD8bit",
@@ -58,9 +55,8 @@ def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:
 class Updater:
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
-    With streamed gradients, if the optimizer updates each parameter by itself, averages of a bounded number of bytes
-    are alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
-    call. What becomes of `.grad` the `lifetime` of gradients says.
+    With streamed gradients, if the optimizer updates each parameter by itself, it is called for one chunk of averages
+    after the other. Otherwise all are received for one call. What becomes of `.grad` the `lifetime` of gradients says.
     """
 
     grad_norm: Tensor | None = None
