@@ -29,8 +29,8 @@ FREED = ("feedback", "levels", "slots", "grad_scaler", "resumed", "_others", "_e
 UNFINISHED = (
     "step() was called within a backward pass, as by a hook, or after one that did not come to its end: some gradients "
     "are under way, others are missing. Call it when backward() has returned; to update parameters within it, give one "
-    "optimizer of all parameters and update='in_backward' (with compressor='none') to resireduce.distribute(...). After "
-    "a pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
+    "optimizer of all parameters and update='in_backward' (with compressor='none') to resireduce.distribute(...). "
+    "After a pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
 )
 
 
@@ -322,7 +322,9 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
 
         Infinite if that step was skipped for overflow.
         """
-        return self._exchange.updater.grad_norm
+        updater = self._exchange.updater
+        is_infinite = self.overflowed and updater.largest is not None
+        return torch.tensor(math.inf, device="cpu") if is_infinite else updater.grad_norm
 
     @property
     def _is_within_step(self) -> bool:

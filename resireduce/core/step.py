@@ -181,7 +181,6 @@ class Exchange:
             self.feedback.states.commit()
         except Skipped:
             self.steps = step
-            self.updater.skip()
         self.failed = False
         return self.steps > step
 
@@ -302,7 +301,7 @@ class UnderWay(deque[Bucket]):
         self.append(bucket)
         self._feedback.send(bucket.message)
 
-    def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
+    def end_rounds(self, remember: Callable[[Bucket], None] = lambda bucket: None) -> None:
         """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
 
         `remember` is called with each bucket before its message is sent.
@@ -311,8 +310,7 @@ class UnderWay(deque[Bucket]):
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self._feedback.end_round(bucket.message)
-                if remember is not None:
-                    remember(bucket)
+                remember(bucket)
                 self._feedback.send(bucket.message)
 
 

@@ -61,6 +61,8 @@ class Updater:
 
     grad_norm: Tensor | None = None
     """The global norm of the last averages, if it was measured."""
+    largest: float | None = None
+    """What the global norm is limited to; None: it is not."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue", lifetime: "Streamed"):
         self.optimizer, self.queue, self.lifetime = optimizer, queue, lifetime
@@ -88,9 +90,6 @@ class Updater:
         for bucket in {self.queue.bucket_of[slot] for slot in slots}:
             if all(slot.is_taken for slot in bucket.slots):
                 bucket.message = None
-
-    def skip(self) -> None:
-        """Note that the step is skipped, since a gradient was not finite."""
 
     def finish(self, step: int) -> None:
         """Receive everything under way, and update all parameters whose averages have come.
