@@ -19,7 +19,7 @@ from resireduce.pipeline import build_feedback, find_communicator, find_compress
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
-from resireduce.watchers import Around
+from resireduce.watchers import watch_around
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -130,12 +130,11 @@ def distribute(
     communicator = find_communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
-    gradients_before = [one.grad for one in parameters.values()]
     distributed = None
     try:
         distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
         if settings.streamed:
-            distributed.before_step.append(Around(optimizer).before_step)
+            distributed.before_step.append(partial(next, watch_around(optimizer)))
         if lossy.momentum is not None:
             distributed.before_step.append(partial(check_momentum, lossy, optimizer))
         if settings.merge in [*TIMED]:
@@ -144,7 +143,7 @@ def distribute(
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on
         (levels if distributed is None else distributed).close()
-        for one, gradient in zip(parameters.values(), gradients_before, strict=True):
-            one.grad = gradient
         raise
+    for parameter in parameters.values():
+        parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
     return distributed

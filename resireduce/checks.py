@@ -67,8 +67,7 @@ def check_update(
     model: nn.Module,
     trained: Mapping[str, Tensor],
 ) -> None:
-    """Raise ConfigError if the `trained` parameters of `model` are to change during the backward pass and this would
-    train wrongly."""
+    """Raise ConfigError if `trained` parameters are to change during the backward pass and would train wrongly."""
     if choose("update", settings.update, UPDATES) == "in_step":
         return
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}

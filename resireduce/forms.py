@@ -93,9 +93,8 @@ class Early(Streamed):
                     one.uncover()
             slots = updater.queue.receive()
             updater.note(slots)
-            held = [(one, grad) for one in updater.queue.slots if (grad := one.parameter.grad) is not None]
-            aside = [(one.parameter, grad) for one, grad in held if one not in slots]  # which wait for another pass
-            for parameter, _ in aside:
+            aside = [(one.parameter, one.parameter.grad) for one in updater.queue.slots if one not in slots]
+            for parameter, _ in aside:  # which wait for another pass
                 parameter.grad = None
             updater.update_some()
             for parameter, grad in aside:
@@ -113,9 +112,8 @@ class Early(Streamed):
         self._bytes = 0
         if not can_be_sliced(exchange.updater.optimizer):
             raise UsageError(
-                "a hook before the step was registered, or another function put in the place of the optimizer's step, "
-                "which would not see what update='in_backward' has used before: do that before "
-                "resireduce.distribute(...), with update='in_step'"
+                "a hook before the step was registered, or another step was put into the optimizer, which would not "
+                "see what has been used: do that before resireduce.distribute(...), with update='in_step'"
             )
         return super().pending(exchange)
 
@@ -127,10 +125,8 @@ class MeasuringUpdater(Updater):
     """Updates nothing before all averages have been received, and their norm is known to be finite, or is limited.
 
     Until then averages that will be used in chunks are freed again; their messages are kept, and decompressed a second
-    time. `largest`: what the global norm is limited to; None: it is not.
+    time.
     """
-
-    largest: float | None = None
 
     def restart(self) -> None:
         """Forget what an unfinished step has brought."""
@@ -160,11 +156,6 @@ class MeasuringUpdater(Updater):
                 scale_(slots, factor)
             bucket.message = None
         super().update_rest()
-
-    def skip(self) -> None:
-        """Note that the norm of a step that is skipped is infinite."""
-        if self.largest is not None:
-            self.grad_norm = torch.tensor(math.inf, device="cpu")
 
 
 # --- A loss that is scaled ---
@@ -229,20 +220,16 @@ def build_exchange(
             f"{name}"
         )
     scaling = Unscaled() if settings.scaler is None else Scaling(settings, feedback)
+    lifetime = (Early if settings.in_backward else Streamed)(scaling, largest)
     if not settings.streamed:
-        lifetime: Streamed = Kept(scaling, settings.max_local_grad_norm, others)
-    elif settings.in_backward:
-        lifetime = Early(scaling, largest)
-    else:
-        lifetime = Streamed(scaling, largest)
+        lifetime = Kept(scaling, settings.max_local_grad_norm, others)
     held = largest if settings.streamed else nbytes
     route = Flat(feedback) if levels.node is None else ByNodes(slots, feedback, levels.node, held)
     queue = LaunchQueue(slots, world, route, scaling, settings.merge)
     if world.world_size > 1 and not settings.in_backward:  # which updates some before the others are sent
         queue.comparisons.append(Drift(slot.parameter for slot in slots))
-    updater = Updater(optimizer, queue, lifetime)
-    if settings.max_grad_norm is not None or (settings.streamed and scaling.skips):
-        updater = MeasuringUpdater(optimizer, queue, lifetime)
-        updater.largest = settings.max_grad_norm
+    measures = settings.max_grad_norm is not None or (settings.streamed and scaling.skips)
+    updater = (MeasuringUpdater if measures else Updater)(optimizer, queue, lifetime)
+    updater.largest = settings.max_grad_norm
     is_alone = isinstance(world, LocalCommunicator)  # and may be forked
     return Exchange(queue, updater, lifetime, bool if is_alone else partial(refuse_fork, os.getpid()))

@@ -36,7 +36,7 @@ class GradScaler(torch.amp.GradScaler):
     def inverse_scale(self) -> float:
         """Return the factor by which gradients of this step are multiplied.
 
-        Raises UsageError if their loss was not scaled, or if the scale has fallen to 0.
+        Raises UsageError if their loss was not scaled, ZeroDivisionError if the scale has fallen to 0 by overflows.
         """
         if not self._has_scaled:
             raise UsageError(
@@ -44,10 +44,7 @@ class GradScaler(torch.amp.GradScaler):
                 "do not have: use scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update()"
             )
         if self._inverse_scale is None:
-            scale = self.get_scale()
-            if scale == 0:
-                raise UsageError("the loss scale fell to 0, after overflow in every step: lower the learning rate")
-            self._inverse_scale = 1.0 / scale
+            self._inverse_scale = 1.0 / self.get_scale()
         return self._inverse_scale
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:

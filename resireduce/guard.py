@@ -8,17 +8,13 @@ from torch import Tensor
 from resireduce import private
 from resireduce.errors import UsageError
 
-# --- The guard in `.grad` of a gradient under way: using it raises an error, where None would count as zero ---
-
-
 SECOND_BACKWARD = (
     "a second backward() reached {name!r} before step(). To add up several passes, run all but the last within "
     "optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...). If that pass was meant for "
-    "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one before it, "
-    "and requires_grad_(True) after it; if it was for the gradient of an input, use torch.autograd.grad(loss, input); "
-    "if a checkpoint runs this layer several times, give it use_reentrant=False; and if the pass before "
-    "failed half-way, as for want of memory, its gradients cannot be taken back: go on from a checkpoint, or close() "
-    "the optimizer on every rank and distribute it anew, without what residuals had kept"
+    "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one for its "
+    "time; if it was for the gradient of an input, use torch.autograd.grad(loss, input); if a checkpoint runs this "
+    "layer several times, give it use_reentrant=False; and if the pass before failed half-way, as for want of memory, "
+    "go on from a checkpoint, or close() the optimizer on every rank and distribute it anew"
 )
 WAS_DROPPED = (
     "the gradient of {name!r} was replaced, or dropped by model.zero_grad(), between two backward passes or between "
@@ -60,11 +56,10 @@ class StreamedAway(Tensor):
         name = getattr(func, "__name__", func)
         used = getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name  # which attribute
         raise UsageError(
-            f".grad was used ({used}): gradients have been streamed, that is compressed and sent during "
-            "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
-            "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
-            "gradients='kept'; to update parameters by another optimizer, or by its functional form, distribute that "
-            "one"
+            f".grad was used ({used}): gradients have been streamed, that is compressed and sent during backward(). To "
+            "clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own clipping off; "
+            "for their norm max_grad_norm=inf and optimizer.grad_norm; to look at or change them gradients='kept'; to "
+            "update by another optimizer, or by its functional form, distribute that one"
         )
 
     @classmethod
@@ -78,15 +73,3 @@ class StreamedAway(Tensor):
             "own. Take the model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of "
             "resireduce.distribute(...)"
         )
-
-
-def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
-    """Return the guard of each of `parameters`, by name; those of one dtype and device share their memory."""
-    kinds = {(one.dtype, one.device) for one in parameters.values()}
-    elements = {(dtype, device): torch.zeros((), dtype=dtype, device=device) for dtype, device in kinds}
-    found = {}
-    for name, parameter in parameters.items():
-        element = elements[parameter.dtype, parameter.device]
-        found[name] = element.expand(parameter.shape).as_subclass(StreamedAway)
-        found[name].owner = name
-    return found

@@ -83,7 +83,7 @@ class ByNodes(Flat):
         for slot in bucket.slots:
             slot.gradient = None
         whole = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-        name = f"resireduce.node.{bucket.name}"
+        name = f"resireduce.node.{bucket.slots[0].name}"
         self._under_way.append((bucket, self.node.reduce_scatter(whole.view(-1), name)))
         self.held_bytes += bucket.nbytes
         self._launched += 1
@@ -128,7 +128,7 @@ class ByNodes(Flat):
             received = self.feedback.receive(bucket.message, range(count), [None] * count)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
-            name, widths = f"resireduce.average.{bucket.name}", _widths(bucket)
+            name, widths = f"resireduce.average.{bucket.slots[0].name}", _widths(bucket)
             rows = self.node.gather(own[0] if len(own) == 1 else torch.cat(own), name).wait().view(-1, sum(widths))
             for slot, part in zip(bucket.slots, rows.split(widths, dim=1), strict=True):
                 slot.average = slot.slices.joined(part)  # type: ignore[union-attr]

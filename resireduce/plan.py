@@ -89,7 +89,8 @@ def plan(
     wrapped = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad], arguments, given)
     with distribute(model, wrapped, **vars(given)) as distributed:
         waits = distributed.streamed and not distributed.updates_in_backward
-        waiting = sum(slot.template.nbytes for slot in distributed.slots if slot.dense) if waits else 0
+        slots, keeps = distributed.slots, distributed.feedback.keeps_residual
+        waiting = sum(slot.template.nbytes for slot in slots if not keeps(slot.name)) if waits else 0
         with without_storage():
             _step(model, distributed)  # which makes optimizer states
             items, peak = itemise_states(distributed, model), 0

@@ -23,8 +23,8 @@ if tuple(map(int, torch.__version__.split(".")[:2])) > NEWEST_TESTED:
 
 
 current_pass = torch._C._current_graph_task_id
-"""Returns the number of the backward pass in which it is called, -1 outside of any. Without it a `step()` in a hook is
-told as one after a pass that failed: return -1; and `compress_fsdp` does not know passes."""
+"""Returns the number of the backward pass in which it is called, -1 outside of any. Without it `compress_fsdp` does not
+know passes: return -1."""
 at_end_of_pass = Variable._execution_engine.queue_callback
 """Has a function called when the current backward pass ends; DistributedDataParallel and FSDP2 use it too. Without it
 the end of a pass is known only in `step()`."""

@@ -147,7 +147,7 @@ def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
             reader.load_state_dict(state)
         for slot in optimizer.slots:
             name, key = slot.name, f"momentum.{slot.name}"
-            if not slot.dense:
+            if optimizer.feedback.keeps_residual(name):
                 zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
                 parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
                 left[name] = _own(slot, parts).mul(share).add_(left.get(name, 0))

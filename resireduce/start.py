@@ -26,6 +26,8 @@ HELD = (
     "optimizer.state_differs_by_rank = True, so that each keeps its own); that of "
 )
 """Begins a field for each parameter whose state is held."""
+STAYS = "state_differs_by_rank"
+"""The attribute by which an optimizer says that each rank holds the state of other parameters."""
 VALUES = (Number, str, bytes, Tensor, torch.dtype, type(None))
 """What an optimizer's options and states may hold, also in dicts, lists and tuples, to be sent to other ranks."""
 
@@ -49,28 +51,23 @@ def agree(table: Mapping[str, object], communicator: Communicator, beside: Commu
 
 
 def as_text(value: object) -> str:
-    """Return `value` as text that is equal in every process, without the address or the device that a `repr` may
-    contain."""
+    """Return `value` as text that is equal in every process, without addresses and devices that a `repr` may hold."""
     text = str(private.tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, value))
     return f"a {getattr(value, '__qualname__', type(value).__qualname__)}" if " at 0x" in text else text
 
 
 def kinds(tensors: Iterable[tuple[str, Tensor]], of: str = "parameter") -> dict[str, str]:
     """Return a table for `agree`: what each of the named `tensors` is, in their order."""
-    return {f"{of} number {number}": f"{name} {_kind(tensor)}" for number, (name, tensor) in enumerate(tensors)}
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
+    texts = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
+    return {f"{of} number {number}": text for number, text in enumerate(texts)}
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
     """Raise ConfigError on all ranks if models or optimizers differ: in their tensors or the order of these, in torch's
     options, or in which parameters they hold the state of.
 
-    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options and states may if this rank
-    has no state and rank 0 has one: then a checkpoint was loaded there, and not here. So may what torch's optimizers do
-    not have, as the number of a rank, and states where the optimizer says `state_differs_by_rank = True`.
+    Values of tensors may differ, and so may options and states where only rank 0 has a state, from a checkpoint; what
+    torch's optimizers do not have, as the number of a rank; and states where the optimizer says so (STAYS).
     """
     module = type(optimizer).__module__.replace("__mp_main__", "__main__")  # the script, where multiprocessing runs it
     table: dict[str, object] = {"class of the optimizer": f"{module}.{type(optimizer).__qualname__}"}
@@ -81,7 +78,7 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
             loaded[f"option {option} of parameter group {number}"] = as_text(group[option])
         held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
         table[f"parameters of group {number}"] = ", ".join(held)
-    table["the optimizer's state_differs_by_rank"] = differs = state_differs_by_rank(optimizer)
+    table["the optimizer's state_differs_by_rank"] = differs = getattr(optimizer, STAYS, False)
     for key in () if differs else optimizer.state:
         name = names.get(id(key), "no parameter of the model") if isinstance(key, Tensor) else as_text(key)
         loaded[HELD + name] = "there"
@@ -90,11 +87,6 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
         loaded = theirs
     table |= kinds(model.named_parameters()) | kinds(model.named_buffers(), "buffer")
     agree(table | loaded, communicator)
-
-
-def state_differs_by_rank(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` says that each rank holds the state of other parameters, which must stay where it is."""
-    return bool(getattr(optimizer, "state_differs_by_rank", False))
 
 
 @cache
@@ -107,8 +99,7 @@ def torchs_options() -> frozenset[str]:
 
 
 def is_value(one: object) -> bool:
-    """Whether `one` is a value, or made of values and tensors: other objects, as locks or process groups, refer to
-    something of this process."""
+    """Whether `one` is a value, or made of values; other objects, as locks, refer to something of this process."""
     leaves = private.tree_leaves(one)
     return all(is_value([*leaf]) if isinstance(leaf, set | frozenset) else isinstance(leaf, VALUES) for leaf in leaves)
 
@@ -138,7 +129,7 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         _overwrite(tensor, f"resireduce.start.{name}", communicator)
-    if not state_differs_by_rank(optimizer):
+    if not getattr(optimizer, STAYS, False):
         _broadcast_optimizer(optimizer, communicator)
 
 
@@ -195,5 +186,6 @@ def _merged(mine: Any, theirs: Any) -> Any:
     if isinstance(mine, dict) and isinstance(theirs, dict):
         own = {key: one for key, one in mine.items() if not is_value(one)}
         return own | {key: _merged(mine.get(key), one) for key, one in theirs.items()}
-    are_alike = isinstance(mine, Tensor) and isinstance(theirs, Tensor) and _kind(mine) == _kind(theirs)
-    return mine.copy_(theirs) if are_alike and 0 not in mine.stride() else theirs  # else its elements share memory
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and 0 not in mine.stride():  # else elements share memory
+        return mine.copy_(theirs) if (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype) else theirs
+    return theirs

@@ -5,6 +5,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -88,17 +89,15 @@ NOT_HELD = (
 BYPASSED = (
     "another optimizer takes a step with parameters whose gradients step() of what resireduce.distribute(...) returned "
     "would average: it uses those of this rank alone, and ranks differ. Call the step() of the returned one, or "
-    "distribute the other. If they are the same on all ranks again when that takes its step, as after local steps that "
-    "an outer optimizer averages, nothing is wrong"
+    "distribute the other. Nothing is wrong where an outer optimizer makes parameters the same before that step"
 )
 
 
 class OtherSteps:
     """Warns if an optimizer takes a step by gradients of this rank alone.
 
-    So it is with parameters of `model` that are not among `held`, as they may be unfrozen, added or replaced at any
-    time: `reason` says why nobody averages them, and the cure. So it is also with kept gradients, those of `slots`,
-    until `step()` has averaged them.
+    So it is with parameters of `model` that are not among `held`, perhaps unfrozen, added or replaced later: `reason`
+    says why nobody averages them, and the cure; and with kept gradients, of `slots`, until `step()` averages them.
     """
 
     def __init__(self, model: nn.Module, held: Iterable[Tensor], reason: str, slots: Sequence[Slot] = ()):
@@ -145,32 +144,25 @@ register_optimizer_step_post_hook(_tell)
 # --- Optimizers around that of the library, which expect gradients after its step ---
 
 
-class Around:
-    """Warns if an outer optimizer calls the step that updates by `wrapped`, and does more than to pass the call on.
+def watch_around(wrapped: torch.optim.Optimizer) -> Iterator[None]:
+    """Before the first step: warn if an outer optimizer calls it, and does more than to pass the call on.
 
     Lookahead and others go on with the parameters that have a gradient, but after the step streamed gradients are gone.
-    An optimizer that only passes calls on has the state of `wrapped`, and its step does not name `.grad`.
+    An optimizer that only passes calls on has the state of the `wrapped` one, and its step does not name `.grad`.
     """
-
-    def __init__(self, wrapped: torch.optim.Optimizer):
-        self._wrapped: torch.optim.Optimizer | None = wrapped
-
-    def before_step(self) -> None:
-        """Look at who calls the first step."""
-        wrapped, self._wrapped = self._wrapped, None
-        if wrapped is None:
-            return
-        frame, _ = caller()
-        # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
-        outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-        does_more = "grad" in frame.f_code.co_names or getattr(outer, "state", wrapped.state) is not wrapped.state
-        if hasattr(outer, "param_groups") and does_more:
-            name = type(outer).__name__
-            warn(
-                f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are "
-                f"gone: if it then asks which parameters have a .grad, it leaves out all; put it inside, "
-                f"distribute(model, {name}(...)), or give gradients='kept'"
-            )
+    frame, _ = caller()
+    # Reading `f_locals` keeps a frame's objects alive until it ends: a step's ends soon, a script's may not.
+    outer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+    does_more = "grad" in frame.f_code.co_names or getattr(outer, "state", wrapped.state) is not wrapped.state
+    if hasattr(outer, "param_groups") and does_more:
+        name = type(outer).__name__
+        warn(
+            f"{name} calls step() of what resireduce.distribute(...) returned, after which streamed gradients are "
+            f"gone: if it then asks which parameters have a .grad, it leaves out all; put it inside, "
+            f"distribute(model, {name}(...)), or give gradients='kept'"
+        )
+    del frame, outer
+    yield from repeat(None)
 
 
 # --- Training without the distributed optimizer, which is gone ---
@@ -188,8 +180,7 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
             warn(
                 "what resireduce.distribute(...) returned is gone, and the model is trained on: nobody averages its "
                 "gradients any more, so that ranks differ from now on. Keep it, and call its step(); where a trainer "
-                "makes its optimizer anew, distribute that one too, in the function that makes it. If each rank is to "
-                "train by itself, close() it before"
+                "makes its optimizer anew, distribute that, too. If each rank is to train by itself, close() it before"
             )
 
     handles += [one.register_post_accumulate_grad_hook(warn_once) for one in parameters if one.requires_grad]
@@ -199,14 +190,13 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
 
 
 class Resumed:
-    """Warns if the state of one of the `optimizers` was loaded, or was there at the start, and `residual`, if it has
-    tensors, was not loaded before the next step."""
+    """Warns if the state of an optimizer was loaded, or was there at the start, and `residual`, if it has tensors, was
+    not loaded before the next step."""
 
-    def __init__(self, residual: Residuals, *optimizers: torch.optim.Optimizer):
+    def __init__(self, residual: Residuals):
         self._residual = residual
-        self._is_loaded, self._has_residuals, self._has_stepped = False, False, False
-        for one in optimizers:
-            self.watch(one)
+        self._is_loaded, self.has_residuals, self._has_stepped = False, False, False
+        """`has_residuals`: whether residuals were loaded, or a step was named at which to continue."""
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at the state that `optimizer` has, and at those that it is given later."""
@@ -221,14 +211,10 @@ class Resumed:
         """Note that an optimizer was given the state `state_dict`."""
         self._is_loaded |= self._has_stepped or _has_steps(state_dict.get("state") or {})
 
-    def note_residuals(self) -> None:
-        """Note that residuals were loaded, or that a step was named at which to continue."""
-        self._has_residuals = True
-
     def after_step(self) -> None:
         """Warn if the optimizer's state was loaded before this step, and residuals were not."""
-        is_forgotten = self._is_loaded and not self._has_residuals
-        self._is_loaded, self._has_residuals, self._has_stepped = False, False, True
+        is_forgotten = self._is_loaded and not self.has_residuals
+        self._is_loaded, self.has_residuals, self._has_stepped = False, False, True
         if is_forgotten and self._residual.tensors():
             warn(
                 "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left "
@@ -241,13 +227,8 @@ class Resumed:
 def only_makes_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> bool:
     """Whether a step of `optimizer` would only fill its empty state: learning rates and the gradients of `parameters`
     are zeros. torch.distributed.checkpoint takes such a step, perhaps on one rank alone, before it loads a state."""
-    if optimizer.state:
-        return False
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    if any(rate is None or _has_values(torch.as_tensor(rate)) for rate in rates):
-        return False
-    gradients = [parameter.grad for parameter in parameters]
-    return all(one is not None and one.layout == torch.strided and not _has_values(one) for one in gradients)
+    given = [group.get("lr") for group in optimizer.param_groups] + [parameter.grad for parameter in parameters]
+    return not optimizer.state and all(one is not None and not _has_values(torch.as_tensor(one)) for one in given)
 
 
 def _has_steps(state: Mapping[Any, Any]) -> bool:

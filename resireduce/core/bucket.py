@@ -18,7 +18,7 @@ from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.guard import WAS_DROPPED, StreamedAway, guards
+from resireduce.guard import WAS_DROPPED, StreamedAway
 
 SMALL_BYTES = 1 << 18
 """Small dense tensors (biases, norms) are in buckets of up to this size: each message costs time."""
@@ -57,16 +57,14 @@ class Slot:
     name: str
     """Name of the parameter in the model."""
     parameter: nn.Parameter
-    dense: bool
-    """Whether the payload is always the gradient itself, which is summed in place."""
     small: bool
     """Whether the gradient may share a message with others."""
-    guard: StreamedAway
-    """Replaces `.grad` while the gradient is under way."""
     slices: NodeSlices | None = None
     """With two levels: how the ranks of a node share it; None: each rank compresses all of it."""
     place: int = 0
     """With two levels: which of the slices is this rank's, counted from 0."""
+    guard: StreamedAway = field(init=False)
+    """Replaces `.grad` while the gradient is under way."""
     template: Tensor = field(init=False)
     """Shaped like the part that this rank compresses: the parameter itself, or an empty tensor like its slice."""
     gradient: Tensor | None = None
@@ -90,10 +88,10 @@ class Slot:
     """Dtype, device and shape that the parameter had at the start."""
 
     def __post_init__(self) -> None:
-        self.kind, self.template = self._kind(), self.parameter
-        if self.slices is not None:
-            element = torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device)
-            self.template = element.expand(self.slices.shape_of(self.place))
+        self.kind, element = self._kind(), _zero(self.parameter.dtype, self.parameter.device)
+        self.guard = element.expand(self.parameter.shape).as_subclass(StreamedAway)
+        self.guard.owner = self.name
+        self.template = self.parameter if self.slices is None else element.expand(self.slices.shape_of(self.place))
 
     @property
     def shape_by_place(self) -> torch.Size:
@@ -140,9 +138,11 @@ class Slot:
         self.stage = Stage.TAKEN
 
     def note_made(self) -> None:
-        """Remember the address of the gradient that autograd has left in `.grad`."""
+        """Remember the address of the gradient that autograd has left in `.grad`. Raises UsageError if it is sparse."""
         grad = None if self.is_guarded else self.parameter.grad
-        self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
+        if grad is not None and grad.layout != torch.strided:
+            raise UsageError(f"the gradient of {self.name!r} is sparse: make its layer with sparse=False")
+        self.made = None if grad is None else grad.data_ptr()
 
     def own(self, grad: Tensor, shared: bool = False) -> Tensor:
         """Return `grad`, which may be overwritten; if it is `shared`, since autograd may still hand out that memory to
@@ -168,6 +168,12 @@ class Slot:
             )
 
 
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one element, whose memory guards and templates share."""
+    return torch.zeros((), dtype=dtype, device=device)
+
+
 def make_slots(
     parameters: Mapping[str, nn.Parameter],
     feedback: ErrorFeedback,
@@ -177,14 +183,13 @@ def make_slots(
     """Return a slot for each of `parameters`, for which `feedback` allocates what it needs; with `shares` also large
     dense tensors may share a message."""
     _of_one()  # outside of any backward pass
-    guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
-        dense = name in feedback.dense or feedback.compressor.lossless
         slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
-        small = dense and (is_small(parameter) or (shares and name in feedback.dense))
-        slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
+        fits = is_small(parameter) or (shares and name in feedback.dense)
+        small = fits and not feedback.keeps_residual(name)
+        slots.append(Slot(index, name, parameter, small, slices, place))
         feedback.register(name, slots[-1].template)
     return slots
 
@@ -197,7 +202,7 @@ class Bucket:
     """Tensors whose gradients are compressed and sent together, all of one dtype and device: all dense, or none."""
 
     slots: list[Slot]
-    """One for each tensor."""
+    """One for each tensor; by the name of the first ranks pair messages."""
     message: Message | Round | None = None
     """This rank's message in this step, from its compression to its last use; or the round before it."""
     gathered_bytes: int = 0
@@ -212,11 +217,6 @@ class Bucket:
     def nbytes(self) -> int:
         """Bytes of the dense gradients."""
         return sum(slot.nbytes for slot in self.slots)
-
-    @property
-    def name(self) -> str:
-        """The name of the first tensor, by which ranks pair messages."""
-        return self.slots[0].name
 
 
 def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[Bucket]:

@@ -294,6 +294,10 @@ class ErrorFeedback:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
         return self._chosen(self._step)[name in self.dense]
 
+    def keeps_residual(self, name: str) -> bool:
+        """Whether tensor `name` has a residual."""
+        return name not in self.dense and not self.compressor.lossless
+
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
         self.kinds[name] = parameter.shape, parameter.dtype, parameter.device
@@ -301,8 +305,8 @@ class ErrorFeedback:
         if name not in self.dense:
             if state := self.compressor.state(parameter.shape, parameter):
                 self.states.held[name] = state
-            if not self.compressor.lossless:
-                self.residual.of(name).register(name, parameter)
+        if self.keeps_residual(name):
+            self.residual.of(name).register(name, parameter)
 
     # --- check, compensate, compress, keep ---
 

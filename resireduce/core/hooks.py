@@ -1,10 +1,8 @@
 """The hooks of the library on a model, and its backward passes: gradients are taken as autograd makes them."""
 
-import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,15 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from resireduce import private
 from resireduce.core.bucket import Slot, Stage
 from resireduce.core.step import Exchange
-from resireduce.errors import UsageError, warn
+from resireduce.errors import UsageError
 from resireduce.settings import Settings
-from resireduce.watchers import (
-    COMPILED_AUTOGRAD,
-    DISTRIBUTED,
-    StepGuard,
-    refuse_compiled_autograd,
-    watch_orphans,
-)
+from resireduce.watchers import COMPILED_AUTOGRAD, DISTRIBUTED, StepGuard, refuse_compiled_autograd, watch_orphans
 
 # --- The hooks that hand over gradients, and their removal ---
 
@@ -42,15 +34,10 @@ def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
 
 def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], guard: StepGuard, world_size: int) -> None:
     """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
-    steps, by the first of them. If it took some, with other ranks, the next backward pass gives a warning."""
+    steps, by the first of them. With other ranks, the next backward pass gives a warning."""
     _detach(slots, handles if guard.steps else handles[1:])
-    if guard.steps and world_size > 1:
+    if world_size > 1:
         watch_orphans(slot.parameter for slot in slots)
-    if not guard.steps:
-        warn(
-            "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
-            "gradients: keep it, and call its step() in place of the other optimizer's"
-        )
 
 
 def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
@@ -78,10 +65,10 @@ class BackwardPasses:
 
     def __init__(self, model: nn.Module, wrapped: torch.optim.Optimizer, exchange: Exchange, settings: Settings):
         self.turn = threading.RLock()
-        """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes, so
-        that two threads finish gradients at the same time, and each hook uses the queue of messages."""
+        """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes."""
         self.slots, self._exchange = exchange.slots, exchange
-        self._last_pass: float = settings.backward_passes_per_step
+        self.last_pass: float = settings.backward_passes_per_step
+        """Number of the backward pass of a step that is the last; infinity: gradients are only added up."""
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
@@ -96,8 +83,6 @@ class BackwardPasses:
         except BaseException:
             self.end()
             raise
-        for slot in self.slots:
-            slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
 
     def _attach(self, model: nn.Module, wrapped: torch.optim.Optimizer, settings: Settings) -> None:
         """Put hooks on the parameters, on modules of `model`, and on the optimizer `wrapped`."""
@@ -112,11 +97,8 @@ class BackwardPasses:
             if settings.streamed:
                 self._announce(slot)
         if not settings.streamed or settings.in_backward:  # else a guard shows a wrapper that averages too
-            # Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
-            held = {slot.parameter for slot in self.slots}
-            for module in model.modules():
-                has_some = module is model or held.intersection(module.parameters(recurse=False))
-                if has_some and not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
+            for module in (model, *model.children()):  # `model` may be the wrapper, or be called by it
+                if not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
                     self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def _announce(self, slot: Slot) -> None:
@@ -131,15 +113,6 @@ class BackwardPasses:
 
     def _hook(self, slot: Slot, act: Act) -> Callable[[Any], None]:
         return partial(_call, weakref.ref(self), slot.index, act)
-
-    @contextmanager
-    def only_adding_up(self) -> Iterator[None]:
-        """Return a context in which backward passes only add up gradients; the next pass outside it sends the sum."""
-        outer, self._last_pass = self._last_pass, math.inf
-        try:
-            yield
-        finally:
-            self._last_pass = outer
 
     def end(self) -> None:
         """Remove all hooks, and forget the gradients under way."""
@@ -174,7 +147,7 @@ class BackwardPasses:
         if not self.under_way:
             self.under_way = True
             private.at_end_of_pass(self._end)
-        self._exchange.gradient(slot, self._last_pass)
+        self._exchange.gradient(slot, self.last_pass)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""

@@ -5,17 +5,17 @@ Streamed gradients: as soon as autograd has finished a gradient, it is absorbed 
 parameters. Kept gradients (the paper's): nothing is done before `step`; `.grad` then receives the averaged gradient."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from resireduce import private
 from resireduce.comm.nodes import Levels
-from resireduce.core.bucket import Slot, make_slots
+from resireduce.core.bucket import Slot, Stage, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
 from resireduce.errors import UsageError, check_count, warn
@@ -26,16 +26,11 @@ from resireduce.watchers import NOT_HELD, OtherSteps, Resumed, only_makes_state
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "resumed", "_others", "_exchange", "_backward")
 """Attributes that a closed DistributedOptimizer no longer has."""
-HARMLESS = ("train", "eval")
-"""Methods of wrapped optimizers that do not read gradients."""
-WITHIN_BACKWARD = (
-    "step() was called within a backward pass, as by a hook: call it when backward() has returned. To update parameters"
-    " within the backward pass, give one optimizer of all parameters and update='in_backward' (with compressor='none') "
-    "to resireduce.distribute(...)"
-)
 UNFINISHED = (
-    "step() after a backward() that did not come to its end: some gradients are under way, others are missing. Build "
-    "model and optimizer anew, on every rank, from a checkpoint"
+    "step() was called within a backward pass, as by a hook, or after one that did not come to its end: some gradients "
+    "are under way, others are missing. Call it when backward() has returned; to update parameters within it, give one "
+    "optimizer of all parameters and update='in_backward' (with compressor='none') to resireduce.distribute(...). "
+    "After a pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
 )
 
 
@@ -52,7 +47,6 @@ class Resumable:
     feedback: ErrorFeedback
     slots: list[Slot]
     resumed: Resumed
-    """Is told when residuals are loaded."""
     steps: int
     """How many steps have been taken, without those that were skipped."""
 
@@ -82,12 +76,21 @@ class Resumable:
         """
         check_count("step", step, of="steps")
         self._refuse_within_step("start_at()")
-        self.resumed.note_residuals()
+        self.resumed.has_residuals = True
         self.steps = step
         self.feedback.begin_step(step)
 
     def _refuse_within_step(self, what: str) -> None:
-        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
+        if self._is_within_step:
+            raise UsageError(
+                f"{what} between backward() and step(), within a backward pass, or after one that failed half-way: "
+                "some residuals are of this step, and others of the last; call step() first (with a wrapper, let "
+                "backward() return), or start from a checkpoint"
+            )
+
+    @property
+    def _is_within_step(self) -> bool:
+        """Whether gradients of a step are under way, perhaps of one that has failed half-way."""
         raise NotImplementedError
 
 
@@ -125,7 +128,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self._exchange = build_exchange(optimizer, self.slots, feedback, settings, levels, others)
         alone = settings.streamed or levels.world.world_size == 1
         self._others = OtherSteps(model, parameters.values(), NOT_HELD, () if alone else self.slots)
-        self.resumed = Resumed(feedback.residual, optimizer)
+        self.resumed = Resumed(feedback.residual)
+        self.resumed.watch(optimizer)
         self.before_step: list[Callable[[], object]] = [self._exchange.updater.check_parameters]
         """What is called before a step, which it may refuse."""
         self.after_step: list[Callable[[], object]] = [self.resumed.after_step]
@@ -133,10 +137,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self._exchange.restart()
         # Last, as no hook may stay on a model that is refused.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
-
-    def _restart(self) -> None:
-        self._backward.under_way = False
-        self._exchange.restart()
 
     # --- the backward pass ---
 
@@ -147,10 +147,16 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         Streamed gradients are absorbed by full residuals; all others are held in `.grad`. Trainers find it where it is
         put: `model.no_sync = optimizer.no_sync`. A copy of that model adds up nothing, as it trains plainly.
         """
-        return NoSync(DistributedOptimizer._adding_up, self)
+        return NoSync(DistributedOptimizer._only_adding_up, self)
 
-    def _adding_up(self) -> AbstractContextManager[None]:
-        return self._backward.only_adding_up()
+    @contextmanager
+    def _only_adding_up(self) -> Iterator[None]:
+        backward = self._backward
+        outer, backward.last_pass = backward.last_pass, math.inf
+        try:
+            yield
+        finally:
+            backward.last_pass = outer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, as the wrapped optimizer does.
@@ -158,17 +164,17 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         Raises UsageError between `backward` and `step`, and while a CUDA graph is recorded.
         """
         self._exchange.refuse_if_failed()
-        if self._exchange.has_begun:
+        if self._is_within_step:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
-                "came from a loss of another model (a GAN's generator, through the discriminator): call "
-                "requires_grad_(False) on this one while that is computed. If the loss was for the gradient of an "
-                "input: use torch.autograd.grad(loss, input). To leave out passes that are added up already, as "
-                "those left over at the end of an epoch: gradients='kept' or take the step. "
-                "After a backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
+                "came from a loss of another model (a GAN), call requires_grad_(False) on this one for its time; if "
+                "from one for the gradient of an input, use torch.autograd.grad(loss, input). To leave out passes that "
+                "are added up, as those left over at the end of an epoch: gradients='kept' or take the step. After a "
+                "backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
             )
-        self._restart()
+        self._backward.under_way = False
+        self._exchange.restart()
         if self.streamed and not set_to_none:
             warn(
                 "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step "
@@ -199,7 +205,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
                 loss = closure()
         self._exchange.refuse_if_failed()
         if self._backward.under_way:
-            raise UsageError(WITHIN_BACKWARD if private.current_pass() >= 0 else UNFINISHED)
+            raise UsageError(UNFINISHED)
         if not self._has_own_gradients() and only_makes_state(self.wrapped, [slot.parameter for slot in self.slots]):
             with self._backward.step_guard:
                 self.wrapped.step()
@@ -210,7 +216,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
             self.overflowed = not self._exchange.take_step()
         for look in self.after_step:
             look()
-        self._restart()
+        self._exchange.restart()
         return loss
 
     # --- the end ---
@@ -284,10 +290,9 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
     @property
     def parts(self) -> dict[str, Any]:
         """What takes a step, by name, for those who measure it; None for a part that is not there."""
-        exchange = self._exchange
-        parts = {"exchange": exchange, "feedback": self.feedback, "queue": exchange.queue, "updater": exchange.updater}
-        by_nodes = None if self.levels.node is None else exchange.queue.route
-        return parts | {"scatter": by_nodes, "gather": by_nodes}
+        exchange, queue = self._exchange, self._exchange.queue
+        parts = {"exchange": exchange, "feedback": self.feedback, "queue": queue, "updater": exchange.updater}
+        return parts | dict.fromkeys(("scatter", "gather"), None if self.levels.node is None else queue.route)
 
     @property
     def messages(self) -> list[list[str]]:
@@ -317,11 +322,13 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
 
         Infinite if that step was skipped for overflow.
         """
-        return self._exchange.updater.grad_norm
+        updater = self._exchange.updater
+        is_infinite = self.overflowed and updater.largest is not None
+        return torch.tensor(math.inf, device="cpu") if is_infinite else updater.grad_norm
 
-    def _refuse_within_step(self, what: str) -> None:
-        if self._exchange.has_begun:
-            raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
+    @property
+    def _is_within_step(self) -> bool:
+        return any(slot.stage is not Stage.OPEN for slot in self.slots)
 
     def __getattr__(self, name: str) -> Any:
         """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""
@@ -330,7 +337,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         if "wrapped" not in self.__dict__:
             return super().__getattribute__(name)
         value = getattr(self.wrapped, name)
-        return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
+        reads_gradients = inspect.ismethod(value) and name not in ("train", "eval")
+        return partial(self._call, value) if reads_gradients else value
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method that the wrapped optimizer has, as SAM's; UsageError while gradients are of this rank alone."""

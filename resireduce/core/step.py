@@ -31,8 +31,7 @@ class Skipped(Exception):
 class Exchange:
     """Takes the gradients of a step, has them compressed and sent, receives the averages, and has parameters updated.
 
-    What options change is done by its parts: by the `lifetime` of gradients, the `scaling` of the loss, the `updater`,
-    and the route of the `queue`. `refuse_fork` raises in a process that was forked from the one that was to train.
+    What options change is done by its parts. `refuse_fork` raises in a fork of the process that was to train.
     """
 
     def __init__(self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refuse_fork: Callable[[], object]):
@@ -52,14 +51,8 @@ class Exchange:
         self.updater.restart()
         self.feedback.begin_step(self.steps)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a gradient of this step has been compressed, absorbed or dropped."""
-        return any(slot.stage is not Stage.OPEN for slot in self.slots)
-
     def refuse_if_failed(self) -> None:
-        """Raise UsageError if an earlier step failed, this is a fork of the process that was to train, or work is being
-        recorded in a CUDA graph."""
+        """Raise UsageError after a step that failed, in a fork of the process, or while a CUDA graph is recorded."""
         refuse_capture(self.slots[0].parameter.device)
         self._refuse_fork()
         if self.failed:
@@ -111,11 +104,9 @@ class Exchange:
             self.lifetime.use_early(slot, self.updater)
 
     def _hold(self, slot: Slot) -> None:
-        """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`, as one
-        that is not finite, which is refused with the sum."""
+        """Have the residual absorb the gradient of a pass before the last; one that is not finite stays in `.grad`."""
         grad = slot.parameter.grad
-        absorbs = slot.slices is None and self.feedback.absorbs(slot.name)
-        if not absorbs or grad is None or grad.layout != torch.strided:
+        if grad is None or slot.slices is not None or not self.feedback.absorbs(slot.name):
             return
         slot.check_kind()
         if self.scaling.skips:
@@ -150,8 +141,6 @@ class Exchange:
         grad = slot.parameter.grad
         if grad is None or slot.stage is Stage.ABSORBED:
             raise UsageError(WAS_DROPPED.format(name=slot.name))
-        if grad.layout != torch.strided:
-            raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
         return self.lifetime.owned(grad, slot)
 
     def drop(self, slot: Slot, error: NonFiniteGradient) -> None:
@@ -166,37 +155,33 @@ class Exchange:
 
         Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
         """
-        step, self.failed = self.steps, True  # if anything ends it half-way
-        for one in self.queue.comparisons:  # before anything is updated
+        step, queue, self.failed = self.steps, self.queue, True  # if anything ends it half-way
+        for one in queue.comparisons:  # before anything is updated
             one.look()
         try:
-            self._send_and_use(step)
+            for slot in self.lifetime.pending(self):
+                self._take(slot)
+            for slot in self.slots:  # room for the averages
+                slot.made = None
+                if slot.stage is Stage.GUARDED:
+                    slot.uncover()
+                elif slot.is_guarded:  # not finite: nothing of it is under way
+                    slot.parameter.grad = None
+            queue.route.complete(queue, step)
+            self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
+            queue.launch(step, complete=True)
+            self.feedback.end_step(step)  # after all rounds: the last updates a residual
+            self.updater.finish(step)
+            queue.finish()
+            if queue.flagged:
+                self.scaling.refuse(queue.arrived, step, queue.refused)
+            for slot in queue.unused:  # with two levels the averages of a bucket come together
+                self.feedback.states.changed.pop(slot.name, None)
+            self.feedback.states.commit()
         except Skipped:
             self.steps = step
-            self.updater.skip()
         self.failed = False
         return self.steps > step
-
-    def _send_and_use(self, step: int) -> None:
-        for slot in self.lifetime.pending(self):
-            self._take(slot)
-        for slot in self.slots:  # room for the averages
-            slot.made = None
-            if slot.stage is Stage.GUARDED:
-                slot.uncover()
-            elif slot.is_guarded:  # not finite: nothing of it is under way
-                slot.parameter.grad = None
-        self.queue.route.complete(self.queue, step)
-        self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
-        self.queue.launch(step, complete=True)
-        self.feedback.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step)
-        self.queue.finish()
-        if self.queue.flagged:
-            self.scaling.refuse(self.queue.arrived, step, self.queue.refused)
-        for slot in self.queue.unused:  # with two levels the averages of a bucket come together
-            self.feedback.states.changed.pop(slot.name, None)
-        self.feedback.states.commit()
 
 
 # --- What a plain step does where an option would do something else: `resireduce.forms` has the other forms ---
@@ -284,8 +269,7 @@ class Flat:
 OTHER_STEP = (
     "this step is number {step} here, and another one on other ranks, which make other random choices: "
     "load_residual_state_dict(...), redistribute(...) or start_at(...) was called on some ranks alone, or with states "
-    "of several steps. Call it on all, with what they saved in one step: build model and optimizer anew, from a "
-    "checkpoint"
+    "of several steps. Call it on all, with what they saved in one step, after model and optimizer are built anew"
 )
 GATHERED = 16
 """The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
@@ -316,7 +300,7 @@ class UnderWay(deque[Bucket]):
         self.append(bucket)
         self._feedback.send(bucket.message)
 
-    def end_rounds(self, remember: Callable[[Bucket], None] | None = None) -> None:
+    def end_rounds(self, remember: Callable[[Bucket], None] = lambda bucket: None) -> None:
         """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
 
         `remember` is called with each bucket before its message is sent.
@@ -325,8 +309,7 @@ class UnderWay(deque[Bucket]):
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self._feedback.end_round(bucket.message)
-                if remember is not None:
-                    remember(bucket)
+                remember(bucket)
                 self._feedback.send(bucket.message)
 
 
@@ -334,21 +317,19 @@ class LaunchQueue:
     """Compresses every bucket when its gradients have come, launches the messages in an order that all ranks share, and
     receives them in that order.
 
-    In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
-    gradients arrived in the first step.
+    In the first step the order is the reverse of the model's; from the second on that in which rank 0's gradients
+    arrived in the first. What comes of a gradient before it is compressed, and of a message that has come, its `route`
+    says.
 
-    What comes of a gradient before it is compressed, and of a message that has come, its `route` says.
-
-    Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
-    the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
-    the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
+    Where ranks make payloads in rounds, the first round takes a message's place, and the others follow in `step()`,
+    before any message is received: earlier a rank would wait for others, which may be in a collective of the user's.
     """
 
     def __init__(self, slots: list[Slot], world: Communicator, route: Flat, scaling: Unscaled, merge: object):
         self.slots, self.feedback, self.world = slots, route.feedback, world
         self.route, self.scaling = route, scaling
-        self.gates = [agree_first] if self.feedback.varies and world.world_size > 1 else []
-        """What says whether messages may leave yet, of the step of that number, which may be complete."""
+        self._waits = self.feedback.varies and world.world_size > 1
+        """Whether messages depend on the number of the step, and ranks have not compared it yet."""
         self.checks = [] if self.feedback.compressor.momentum is None else [refuse_partly_absent]
         """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
         self.comparisons: list[Drift] = []
@@ -383,7 +364,7 @@ class LaunchQueue:
     def _arrange(self, buckets: Iterable[Bucket]) -> None:
         self.buckets = [*arrange(buckets, self._order)]
         """All buckets, in the order of their launch."""
-        slots = [slot for bucket in self.buckets for slot in bucket.slots if not slot.dense]
+        slots = [slot for bucket in self.buckets for slot in bucket.slots if self.feedback.keeps_residual(slot.name)]
         self._next = dict(pairwise(slots))  # each slot with the next that has a residual
 
     def prefetch_after(self, slot: Slot) -> None:
@@ -418,11 +399,13 @@ class LaunchQueue:
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent in place of the rest.
 
-        Nothing leaves while a gate is closed; one may raise, as for steps that ranks number differently.
+        Raises UsageError, on all ranks, if they number the step differently and messages depend on that.
         """
-        for gate in self.gates:
-            if not gate(self, step, complete):
+        if self._waits:  # till the first step is complete
+            if not complete:
                 return
+            self.sums([], step)
+            self._waits = False
         for bucket in self.buckets[self._launched :] if complete else ():  # even if there is no room for them yet
             if bucket.message is None:
                 self.compress(bucket, step)
@@ -457,12 +440,6 @@ class LaunchQueue:
             elif own is not average:
                 own.copy_(average)
 
-    def release(self, slots: Sequence[Slot]) -> None:
-        """Let the messages go that have brought averages of `slots`, unless others may have gradients of the rest."""
-        for bucket in {self.bucket_of[slot] for slot in slots}:
-            if all(slot.is_taken for slot in bucket.slots):
-                bucket.message = None
-
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
         self.refused = self.refused or self.feedback.finiteness.failure()
@@ -471,30 +448,23 @@ class LaunchQueue:
     def settle(self, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
-        Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used.
-        This is the step's last collective, since a rank may still be launching the others.
+        Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used. Warns if
+        digests of parameters differ. This is the step's last collective, since a rank may still be launching others.
         """
-        presence = self.agree(step)
+        here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
+        compared = [number for one in self.comparisons for number in one.numbers]
+        presence = self.sums([*here, *compared], step)
+        ranks, self.flagged = self.world.world_size, bool(presence[len(self.slots)])
+        self.comparisons = [one for one in self.comparisons if one.compare(presence[len(here) :], ranks, self.flagged)]
         for check in self.checks:
             if not self.flagged:  # one that is not finite is present nowhere
-                check(self.slots, presence, self.world.world_size)
+                check(self.slots, presence, ranks)
         absent = [slot for bucket in self.buckets for slot in bucket.slots if not slot.is_taken]
         found = [slot for slot in absent if presence[slot.index]]
         self.unused = [slot for slot in absent if not presence[slot.index]]
         for slot in found:
             self.deliver([slot])
         return found
-
-    def agree(self, step: int) -> list[int]:
-        """Return how many ranks have a gradient, of each slot, and note whether that of any was not finite. Warns if
-        digests of parameters differ."""
-        here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
-        compared = [number for one in self.comparisons for number in one.numbers]
-        sums = self.sums([*here, *compared], step)
-        self.flagged = bool(sums[len(self.slots)])
-        ranks = self.world.world_size
-        self.comparisons = [one for one in self.comparisons if one.compare(sums[len(here) :], ranks, self.flagged)]
-        return sums[: len(self.slots)]
 
     def sums(self, here: list[int], step: int) -> list[int]:
         """Return the sums of all ranks' numbers. Raises UsageError, on all ranks, if `step` differs between them."""
@@ -514,15 +484,6 @@ class LaunchQueue:
             self._order = [self.slots[index] for index in order.tolist()]
             self._arrange(self.buckets)
             self._order_is_learnt = True
-
-
-def agree_first(queue: LaunchQueue, step: int, complete: bool) -> bool:
-    """Where messages depend on the number of the step: a gate that opens when the first is complete, and ranks have
-    compared its number. Raises UsageError, on all of them, if it is not the same."""
-    if complete:
-        queue.sums([], step)
-        queue.gates.clear()
-    return complete
 
 
 def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:

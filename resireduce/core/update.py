@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from resireduce.watchers import StepGuard
 if TYPE_CHECKING:
     from resireduce.core.step import LaunchQueue, Streamed
 
-# --- How the wrapped optimizer's `step()` is called: once, or for a few parameters at a time where that is the same ---
-
-
 SEPARABLE = {
     "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",
     "bitsandbytes.optim": "AdEMAMix8bit Adagrad8bit Adam8bit AdamW8bit Lion8bit RMSprop8bit SGD8bit",
@@ -29,28 +26,23 @@ called for a few parameters at a time. A class that is not listed says so by an 
 
 
 def is_separable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is one of SEPARABLE by its own name, or says so itself, and its `step` is its own."""
-    kind, own = type(optimizer), vars(optimizer).get("step")
-    if own is not None and (getattr(own, "__wrapped__", None) is not kind.step or not _is_of("torch", own)):
-        return False  # another `step` than the one by which torch's schedulers count steps
-    if "step_is_separable" in vars(kind):
-        return bool(vars(kind)["step_is_separable"])
-    if isinstance(optimizer, torch.optim.Adafactor):
-        dtypes = {one.dtype for group in optimizer.param_groups for one in group["params"]}
-        if len(dtypes) > 1:
-            return False  # its default eps is that of the first dtype for all
-    package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), None)
-    if package is None or kind.__qualname__ not in SEPARABLE[package].split():
+    """Whether `optimizer` is one of SEPARABLE by its own name, or says so itself, and nobody else has put a function in
+    the place of its `step` or around it; functools.wraps gives such a one the name and module of another."""
+    kind = type(optimizer)
+    package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), "torch")
+    says_so = vars(kind).get("step_is_separable")
+    if not (kind.__qualname__ in SEPARABLE.get(package, "").split() if says_so is None else says_so):
         return False
-    step: Any = kind.step
-    while step is not None and (_is_of(package, step) or _is_of("torch", step)):
+    dtypes = {one.dtype for group in optimizer.param_groups for one in group["params"]}
+    if isinstance(optimizer, torch.optim.Adafactor) and len(dtypes) > 1:
+        return False  # its default eps is that of the first dtype for all
+    step, last = vars(optimizer).get("step", kind.step), kind.step if says_so else None
+    while step is not last:  # as torch's schedulers count steps, and its hooks are called, around it
+        module = getattr(step, "__globals__", {}).get("__name__")
+        if not f"{module}.".startswith(("torch.", f"{package}.")):
+            return False
         step = getattr(step, "__wrapped__", None)
-    return step is None  # otherwise a function of another package was put into the class
-
-
-def _is_of(package: str, function: Any) -> bool:
-    """Whether `function` is written in `package`; functools.wraps gives a wrapper the name and module of another."""
-    return f"{getattr(function, '__globals__', {}).get('__name__')}.".startswith(f"{package}.")
+    return True
 
 
 def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:
@@ -63,13 +55,14 @@ def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:
 class Updater:
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
-    With streamed gradients, if the optimizer updates each parameter by itself, averages of a bounded number of bytes
-    are alive at once: the optimizer is called for one chunk of them after the other. Otherwise all are received for one
-    call. What becomes of `.grad` the `lifetime` of gradients says.
+    With streamed gradients, if the optimizer updates each parameter by itself, it is called for one chunk of averages
+    after the other. Otherwise all are received for one call. What becomes of `.grad` the `lifetime` of gradients says.
     """
 
     grad_norm: Tensor | None = None
     """The global norm of the last averages, if it was measured."""
+    largest: float | None = None
+    """What the global norm is limited to; None: it is not."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue", lifetime: "Streamed"):
         self.optimizer, self.queue, self.lifetime = optimizer, queue, lifetime
@@ -92,12 +85,11 @@ class Updater:
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
 
     def note(self, slots: Sequence[Slot]) -> None:
-        """Note the averages of `slots`, which have come, to be used with others."""
+        """Note the averages of `slots`, which have come, and let their messages go, unless others may have the rest."""
         self._updating += slots
-        self.queue.release(slots)
-
-    def skip(self) -> None:
-        """Note that the step is skipped, since a gradient was not finite."""
+        for bucket in {self.queue.bucket_of[slot] for slot in slots}:
+            if all(slot.is_taken for slot in bucket.slots):
+                bucket.message = None
 
     def finish(self, step: int) -> None:
         """Receive everything under way, and update all parameters whose averages have come.

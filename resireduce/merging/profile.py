@@ -41,7 +41,7 @@ class Profiler:
 
     def _timed(self, bucket: Bucket, step: int) -> None:
         """Have `bucket`, which has a single tensor, compressed, and note how long that takes, and when it is ready."""
-        if bucket.name in self.feedback.dense or self.feedback.warms_up:
+        if bucket.slots[0].name in self.feedback.dense or self.feedback.warms_up:
             LaunchQueue.compress(self._queue, bucket, step)
             return
         (slot,), device = bucket.slots, bucket.slots[0].parameter.device

@@ -95,7 +95,7 @@ class CompressionHook(HookState):
             slot.parameter.register_post_accumulate_grad_hook(self._present.add)
 
     @property
-    def _is_within_pass(self) -> bool:
+    def _is_within_step(self) -> bool:
         return bool(self._results)
 
     @torch.compiler.disable

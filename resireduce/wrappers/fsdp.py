@@ -200,7 +200,7 @@ class ShardedCompressionHook(HookState):
         self._is_fresh = True
 
     @property
-    def _is_within_pass(self) -> bool:
+    def _is_within_step(self) -> bool:
         return any(unit.is_in_backward for unit in self.units)
 
     @torch.compiler.disable
@@ -273,7 +273,7 @@ class ShardedCompressionHook(HookState):
 
     def _end_pass(self, is_last: bool) -> None:
         """End the step of this pass, unless more units may come, in callbacks after this one or in a pass around it."""
-        if self._is_within_pass:
+        if self._is_within_step:
             if not is_last:
                 private.at_end_of_pass(partial(self._end_pass, True))
         elif self._reduced:

@@ -1,7 +1,6 @@
 """What the hooks of DistributedDataParallel and of FSDP2 have in common."""
 
 import gc
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,14 +13,14 @@ from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
 from resireduce.core.messages import Message, Payload
 from resireduce.core.optimizer import Resumable
 from resireduce.core.step import UnderWay
-from resireduce.errors import UsageError, warn
+from resireduce.errors import warn
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree
 from resireduce.watchers import OtherSteps, Resumed
 
 
-class HookState(Resumable, ABC):
+class HookState(Resumable):
     """The common base of the hooks of wrappers, which want their gradients back before `backward()` returns.
 
     Messages leave as `UnderWay` has room for them. Residuals are saved and loaded between backward passes.
@@ -46,8 +45,6 @@ class HookState(Resumable, ABC):
         feedback, _ = build_feedback(model, parameters, lossy, communicator, settings, slices, **of_shards)
         own = parameters if slices is None else {name: one for name, one in slices.items() if one.numel()}
         self.feedback, self.slots = feedback, make_slots(own, feedback)
-        for slot in self.slots:
-            feedback.register(slot.name, slot.parameter)
         self._others = OtherSteps(model, [*ignored, *parameters.values()], reason)
         self._under_way = UnderWay(feedback, self.slots)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
@@ -55,18 +52,6 @@ class HookState(Resumable, ABC):
         self.steps = 0
         """How many backward passes have averaged gradients."""
         feedback.begin_step(0)
-
-    @property
-    @abstractmethod
-    def _is_within_pass(self) -> bool:
-        """Whether a backward pass is under way, or has failed half-way."""
-
-    def _refuse_within_step(self, what: str) -> None:
-        if self._is_within_pass:
-            raise UsageError(
-                f"{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, "
-                "and others of the last; call it when backward() has returned, or start from a checkpoint"
-            )
 
     def _look_around(
         self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None

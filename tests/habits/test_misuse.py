@@ -65,9 +65,10 @@ def test_an_average_has_no_graph_of_the_gradient_that_it_replaces() -> None:
     assert not any(parameter.grad.requires_grad for parameter in model.parameters())
 
 
-def test_sparse_gradients() -> None:
+@pytest.mark.parametrize("gradients", ["streamed", "kept"])
+def test_sparse_gradients(gradients: str) -> None:
     model = nn.Embedding(200, 100, sparse=True)
-    optimizer = distributed(model)
+    optimizer = distributed(model, gradients=gradients)
     with pytest.raises(UsageError, match=r"'weight' is sparse: make its layer with sparse=False"):
         model(torch.tensor([1, 2])).sum().backward()
     assert optimizer.steps == 0

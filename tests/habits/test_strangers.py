@@ -104,8 +104,7 @@ def test_an_optimizer_around_it_that_would_find_no_gradients_is_told() -> None:
 def test_what_distribute_returned_must_be_kept(gradients: str) -> None:
     model = net()
     wrapped = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.warns(UserWarning, match="is gone before its first step"):
-        distributed(model, gradients=gradients, optimizer=wrapped)
+    distributed(model, gradients=gradients, optimizer=wrapped)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     loss_of(model, 0).backward()
     with pytest.raises(UsageError, match=r"SGD\.step\(\) was called by itself.*\(keep it\)"):

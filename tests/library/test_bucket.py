@@ -34,7 +34,7 @@ class Tensor:
 
 def test_a_bucket_of_small_tensors_leaves_when_the_next_of_them_begins() -> None:
     order = [Tensor("a", True), Tensor("b", False), Tensor("c", True), Tensor("d", False)]
-    assert [one.name for one in arrange([Bucket([one]) for one in order], order)] == ["b", "a", "d", "c"]
+    assert [one.slots[0].name for one in arrange([Bucket([one]) for one in order], order)] == ["b", "a", "d", "c"]
 
 
 class Operations(TorchDispatchMode):

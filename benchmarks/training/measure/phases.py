@@ -16,7 +16,7 @@ PHASES: dict[str, dict[str, tuple[str, ...]]] = {
     "compress": {"feedback": ("compress", "end_round", "absorb", "add_to_residual")},
     "communicate": {
         "feedback": ("send", "wait"),
-        "queue": ("agree",),
+        "queue": ("sums",),
         "scatter": ("launch", "has_come", "wait", "agree"),
         "gather": ("gathered",),
     },

@@ -6,7 +6,7 @@ The other two are the cosine of x and Q(x), and the share of elements of which a
 of a step count as one vector.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.pieces import pieces
+from resireduce.residuals.base import Rest
 
 POINTS = 40
 """Approximate number of steps that are looked at."""
@@ -41,7 +42,7 @@ class Contraction:
         self._feedback = optimizer.feedback
         self._queue = optimizer.parts["queue"]
         self._places = optimizer.feedback.residual, optimizer.feedback.communicator, self._queue.world
-        self._dense_bytes = sum(slot.nbytes for slot in optimizer.slots if slot.dense)
+        self._dense_bytes = sum(one.nbytes for one in optimizer.slots if not self._feedback.keeps_residual(one.name))
         self._points: list[dict[str, Any]] = []
         self.looks = False
         """Whether the current step is looked at."""
@@ -143,6 +144,14 @@ class _Residual(_InPlaceOf):
         left = error()
         self._watch.compressed(self._whole.pop(name), left)
         self._inner.update(name, lambda: left, step)
+
+    def update_each(self, rests: Sequence[Rest], step: int) -> None:
+        """Update one tensor after the other in a step that is looked at, so that `update` sees each."""
+        if not self._watch.looks:
+            self._inner.update_each(rests, step)
+            return
+        for name, rest, _ in rests:
+            self.update(name, [rest].pop, step)
 
 
 class _Communicator(_InPlaceOf):
