@@ -302,9 +302,8 @@ class ErrorFeedback:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
         self.kinds[name] = parameter.shape, parameter.dtype, parameter.device
         self.velocities.register(name, parameter)
-        if name not in self.dense:
-            if state := self.compressor.state(parameter.shape, parameter):
-                self.states.held[name] = state
+        if name not in self.dense and (state := self.compressor.state(parameter.shape, parameter)):
+            self.states.held[name] = state
         if self.keeps_residual(name):
             self.residual.of(name).register(name, parameter)
 
