@@ -35,7 +35,7 @@ class Stage(Enum):
 
     OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
     ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
-    TAKEN = "this rank, or another one of its node, has a gradient of it, and the average may be put into `.grad`"
+    TAKEN = "this rank, or on two levels one of its node, has a gradient of it; `.grad` may receive the average"
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
     DROPPED = "the last pass is over, and the sum holds NaN or infinity: this rank has no gradient of it"
 
@@ -234,8 +234,8 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
 
 
 def arrange(buckets: Iterable[Bucket], order: Iterable[Slot]) -> Iterator[Bucket]:
-    """Yield `buckets` in the order in which tensors, coming in `order`, complete them; one of small tensors leaves when
-    the next one begins.
+    """Yield `buckets` in the order in which tensors, coming in `order`, complete them. A bucket of small tensors waits
+    until the next small tensor comes.
 
     What they hold never changes: with three ranks or more, how an all-reduce rounds an element depends on its place in
     the message, and training that resumes from a checkpoint begins with the first order again.

@@ -322,10 +322,10 @@ class ErrorFeedback:
         If ranks make payloads in rounds, this returns the first of them.
 
         Args:
-            gradients: the contiguous gradient of each tensor, by name, whose memory may be overwritten, or be the
-                message's; until the last round it must stay. None: this rank has no gradient of it in this step, and
-                sends zeros, which leave its residual as it is, and its compressor's state but for what it learns of
-                other ranks.
+            gradients: the contiguous gradient of each tensor, by name. Its memory may be overwritten, or become the
+                message's, and must be kept until the last round is over. None: this rank has no gradient of it in this
+                step, and sends zeros. These leave its residual as it is, and its compressor's state but for what it
+                learns of other ranks.
             step: number of the step, counted from 0; it seeds random choices.
             absorbed: names of those whose whole gradient the residual has absorbed; `gradients` has None for them.
             refused: receives the error of each gradient that holds NaN or infinity, in place of which zeros are sent.

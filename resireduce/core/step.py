@@ -252,7 +252,8 @@ class Flat:
         queue.compress_ready(slot, step)
 
     def complete(self, queue: "LaunchQueue", step: int) -> None:
-        """Send on the rest, when all gradients have been taken; note what has arrived from other ranks alone."""
+        """Send on what is left, once all gradients of this rank have been taken. On two levels, take the tensors of
+        which only other ranks of the node have a gradient."""
 
     def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
         """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
@@ -288,7 +289,8 @@ class UnderWay(deque[Bucket]):
         self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
 
     def has_room(self, bucket: Bucket) -> bool:
-        """Whether the message of `bucket` may be launched before another one is received."""
+        """Note how many bytes the message of `bucket` takes once all ranks' have come, and return whether it may be
+        launched before another one is received."""
         message, ranks = bucket.message, self._feedback.communicator.world_size
         bucket.gathered_bytes = ranks * message.nbytes if isinstance(message, Message) and message.is_gathered else 0
         held = sum(one.gathered_bytes for one in self)
