@@ -67,8 +67,7 @@ class ByNodes(Flat):
                 self._arrive(queue, step)
         while self._under_way:
             self._arrive(queue, step)
-        mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
-        present = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
+        present = self.agree()
         for slot, mean in self._unknown.items():
             if present[slot.index]:  # on other ranks of the node
                 slot.stage = Stage.TAKEN
@@ -101,7 +100,7 @@ class ByNodes(Flat):
     def _arrive(self, queue: LaunchQueue, step: int) -> None:
         """Take the slices of the oldest message, except those of which no rank is known yet to have a gradient."""
         bucket, handle = self._under_way.popleft()
-        row = handle.wait().mul_(1 / self.node.world_size)
+        row = self.wait(handle)
         del handle  # and the gradient with it
         self.held_bytes -= bucket.nbytes
         for slot, part in zip(bucket.slots, row.split(_widths(bucket)), strict=True):
@@ -117,6 +116,16 @@ class ByNodes(Flat):
         queue.compress_ready(slot, step)
         queue.launch(step)
 
+    def wait(self, handle: Handle[Tensor]) -> Tensor:
+        """Return the mean whose sum `handle` brings."""
+        return handle.wait().mul_(1 / self.node.world_size)
+
+    def agree(self) -> list[int]:
+        """Return how many ranks of the node have a gradient, for each slot."""
+        mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
+        found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
+        return found
+
     # --- averages on their way back: slices are gathered, so that every rank has the whole ---
 
     @exactly
@@ -128,14 +137,17 @@ class ByNodes(Flat):
             received = self.feedback.receive(bucket.message, range(count), [None] * count)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
-            name, widths = f"resireduce.average.{bucket.slots[0].name}", _widths(bucket)
-            rows = self.node.gather(own[0] if len(own) == 1 else torch.cat(own), name).wait().view(-1, sum(widths))
-            for slot, part in zip(bucket.slots, rows.split(widths, dim=1), strict=True):
+            rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.slots[0].name)
+            for slot, part in zip(bucket.slots, rows.split(_widths(bucket), dim=1), strict=True):
                 slot.average = slot.slices.joined(part)  # type: ignore[union-attr]
         found = [slot.average for slot in slots]
         for slot in slots:
             slot.average = None
         return [one for one in found if one is not None]
+
+    def gathered(self, own: Tensor, name: str) -> Tensor:
+        """Return the rows of all ranks of the node, [ranks, size of `own`]."""
+        return self.node.gather(own, f"resireduce.average.{name}").wait().view(self.node.world_size, -1)
 
 
 def _widths(bucket: Bucket) -> list[int]:

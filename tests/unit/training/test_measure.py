@@ -9,12 +9,14 @@ import torch
 from benchmarks.core.cell import Cell
 from benchmarks.core.rank_memory import BANDS, POINTS, moments_problem, unpack_moments
 from benchmarks.training.build import build
-from benchmarks.training.measure.phases import NAMES
+from benchmarks.training.measure.phases import NAMES, PHASES, PhaseClock
 from benchmarks.training.measure.tracker import BandTracker, measure_memory
 from benchmarks.training.plan_of_cell import plan_of
 from benchmarks.training.trainer import Trainer
+from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
-from tests.worlds import same
+from tests.threads import LocalWorld
+from tests.worlds import distributed, same
 
 
 def test_tensors_are_in_their_bands_as_long_as_they_are_alive() -> None:
@@ -89,3 +91,18 @@ def test_phases_of_a_cell_add_up_and_watching_changes_no_bit(
         assert step["step"] >= whole, "the clock of whole steps runs within"
         assert all(step[name] > 0 for name in NAMES)
     assert "compress" not in vars(watched.optimizer.feedback)
+
+
+@pytest.mark.parametrize("hierarchy", ["flat", [[0, 1], [2, 3]]])
+def test_the_library_has_all_methods_that_phases_consist_of(hierarchy: object) -> None:
+    def rank(communicator: Communicator) -> set[str]:
+        model = torch.nn.Linear(120, 120)
+        with distributed(model, backend=communicator, hierarchy=hierarchy) as optimizer:
+            clock = PhaseClock()
+            with clock.step(optimizer):
+                model(torch.ones(2, 120)).sum().backward()
+                optimizer.step()
+        return {name for name, seconds in clock.seconds()[0].items() if seconds > 0}
+
+    for timed in LocalWorld(4).run(rank):
+        assert {*PHASES} <= timed
