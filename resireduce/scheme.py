@@ -29,7 +29,7 @@ class Listed:
     rounds_merge: bool = False
     """Whether rounds of several tensors can be one; otherwise its payloads cannot be merged."""
     options: Mapping[str, object] = field(default_factory=dict)
-    """Those of its fields, besides a density, that have another value than by default."""
+    """Values of the class's fields, by field, where they differ from its defaults; the density is not among them."""
 
 
 COMPRESSORS = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from resireduce import pieces, private
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.base import Compressor, Momentum, MomentumCorrection, NoCompression, State
+from resireduce.compressors.base import Compressor, MomentumCorrection, NoCompression, State
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
@@ -151,7 +151,7 @@ class CompressorStates:
 # --- What is compressed of each tensor ---
 
 
-class NoMomentum(MomentumCorrection):
+class NoMomentum:
     """In place of velocities, where a compressor corrects no momentum."""
 
     def register(self, name: str, parameter: Tensor) -> None:
@@ -163,6 +163,10 @@ class NoMomentum(MomentumCorrection):
 
     def mask_(self, name: str, compressor: Compressor, payload: Payload) -> None:
         """Do nothing."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
 
 
 class Sum:
@@ -267,7 +271,7 @@ class ErrorFeedback:
         self._blank = deepcopy(residual)  # nothing is registered yet
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
         settings = self.compressor.momentum
-        self.velocities = NoMomentum(Momentum(0.0)) if settings is None else MomentumCorrection(settings)
+        self.velocities = NoMomentum() if settings is None else MomentumCorrection(settings)
         self.finiteness = Finiteness()
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
         self.kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
