@@ -112,19 +112,17 @@ class Block8(Inexact):
         """Return the message of a bucket, whose `sums` are all formed and rounded at once: on a GPU in one launch."""
         finiteness.look_later_(sums)
         dense, added = map(list, zip(*[one.addends_() for one in sums], strict=True))
-        shapes = [(self._shape(one.numel()), -(-one.numel() // self.block)) for one in dense]
-        wide = torch.promote_types(dense[0].dtype, torch.float32)
-        layouts = [((torch.uint8, rows * columns), (wide, blocks)) for (rows, columns), blocks in shapes]
-        buffer, payloads = Payload.unfilled(layouts, dense)
+        buffer, payloads = self._unfilled(dense)
         if self._in_one_launch(dense):
             from resireduce.kernels.gpu.blocks import compress_blocks_
 
             parts = [one.buffer for one in payloads]
             compress_blocks_([*zip(dense, added, strict=True)], parts, self.block, self.bits)
         else:
-            add_where_(dense, added)
-            for one, payload in zip(dense, payloads, strict=True):
-                payload.buffer.copy_(self.compress(one, "", 0).buffer)
+            for one, more, payload in zip(dense, added, payloads, strict=True):  # each as long as it is in the cache
+                if more is not None:
+                    one.add_(more)
+                self._fill_(payload, one)
                 self.error_(one, payload)
         del added  # an update may free it before it stores anew
         sums[0].feedback.keep_rests_(sums, payloads, dense)
@@ -144,15 +142,26 @@ class Block8(Inexact):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
+        _, (payload,) = self._unfilled([grad])
+        self._fill_(payload, grad)
+        return payload
+
+    def _unfilled(self, dense: Sequence[Tensor]) -> tuple[Tensor, list[Payload]]:
+        """Return the buffer of the payloads of `dense` tensors, and these, whose values have yet to be written."""
+        wide = torch.promote_types(dense[0].dtype, torch.float32)
+        sizes = [one.numel() for one in dense]
+        layouts = [((torch.uint8, math.prod(self._shape(n))), (wide, -(-n // self.block))) for n in sizes]
+        return Payload.unfilled(layouts, dense)
+
+    def _fill_(self, payload: Payload, grad: Tensor) -> None:
         flat = grad.view(-1)
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        scales = norms_of_blocks(flat, self.block, torch.inf).to(wide)
-        codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
+        packed, scales = payload.parts()
+        scales.copy_(norms_of_blocks(flat, self.block, torch.inf))
+        codes = packed.view(self._shape(flat.numel()))
         for piece in pieces(flat.numel(), self.block, worth_a_piece(flat)):
             largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
             levels = (flat[piece] / largest).mul_(self.most).round_().add_(self.most).to(torch.uint8)
             codes[:, self._columns(piece)] = levels if self.bits == BYTE else pack_codes(levels, self.bits)
-        return Payload.pack(codes.view(-1), scales, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         packed, scales = payload.parts()
