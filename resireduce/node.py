@@ -75,6 +75,9 @@ class ByNodes(Flat):
             self._take(slot, mean if present[slot.index] else None, queue, step)
         self._launched, self._unknown = 0, {}
 
+    def leave_out(self, slot: Slot) -> None:
+        """Send zeros of `slot` to other nodes: a sum of finite gradients has overflowed."""
+
     @exactly
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, all of whose gradients are there."""

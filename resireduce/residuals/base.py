@@ -56,15 +56,6 @@ def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
-def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
-    """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
-    if not isinstance(stored, Plain):
-        return None
-    both = grad, stored.values
-    like = {(one.shape, one.dtype, one.device, one.is_contiguous()) for one in both}
-    return both if len(like) == 1 and grad.is_contiguous() else None
-
-
 Rest = tuple[str, Tensor, Tensor | None]
 """The name of a tensor, what is left of it after compression, and what `sum_chunks` returns of that, if it is known."""
 
@@ -241,9 +232,9 @@ class FullResidual(Residual):
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return `grad` and R of tensor `name`: first that in whose memory the sum is formed."""
-        found = addends_of(grad, self._stored[name])
-        return found if found is None or self.memory(name) is None else found[::-1]
+        """Return R of tensor `name`, in whose memory the sum is formed, and `grad`."""
+        values = self._stored[name].addend(grad)
+        return None if values is None else (values, grad)
 
     def memory(self, name: str) -> Tensor | None:
         stored = self._stored.get(name)
@@ -255,9 +246,9 @@ class FullResidual(Residual):
         return memory is not None and norm_dtype(memory) == memory.dtype
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        left = error()
-        if left is not self.memory(name):  # else the sum was formed there
-            self._stored[name].set_(left, self.source(name, left, step))
+        left, stored = error(), self._stored[name]
+        if left is not stored.addend(left):  # else the sum was formed there
+            stored.set_(left, self.source(name, left, step))
 
 
 class DecayedResidual(FullResidual):
