@@ -106,8 +106,8 @@ class Residual(ABC):
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return gradient + residual of tensor `name` (paper, section 2.2, step 2), in `grad`'s shape and dtype.
 
-        The result lies in the memory of contiguous `grad`, and what is stored stays as it is; or in `memory(name)`,
-        where there is one: the caller may then free `grad`.
+        The result lies in the memory of contiguous `grad`, and what is stored stays as it is; or in what is stored: the
+        caller may then free `grad`.
         """
 
     @abstractmethod
@@ -136,13 +136,9 @@ class Residual(ABC):
         """
         return None
 
-    def memory(self, name: str) -> Tensor | None:
-        """Return the residual of tensor `name`, if `compensate_` forms the sum in its memory."""
-        return None
-
     def absorbs(self, name: str) -> bool:
-        """Whether `compensate_` adds tensor `name`'s gradient to what is in `memory(name)`, so that it may be called
-        repeatedly before `update`, once for each gradient."""
+        """Whether `compensate_` adds tensor `name`'s gradient to what is stored, in that memory, so that it may be
+        called repeatedly before `update`, once for each gradient."""
         return False
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
@@ -228,7 +224,7 @@ class FullResidual(Residual):
         self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        memory = self.memory(name)
+        memory = self._memory(name)
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
@@ -236,13 +232,14 @@ class FullResidual(Residual):
         values = self._stored[name].addend(grad)
         return None if values is None else (values, grad)
 
-    def memory(self, name: str) -> Tensor | None:
+    def _memory(self, name: str) -> Tensor | None:
+        """Return what is stored for tensor `name`, if its sum with a gradient is formed in that memory."""
         stored = self._stored.get(name)
         return stored.values if isinstance(stored, Plain) and stored.has_own_dtype else None
 
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""
-        memory = self.memory(name)
+        memory = self._memory(name)
         return memory is not None and norm_dtype(memory) == memory.dtype
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
