@@ -401,11 +401,11 @@ class ErrorFeedback:
         return launched.wait()
 
     @exactly
-    def receive(self, message: Message, places: Sequence[int], into: Sequence[Tensor | None]) -> list[Tensor]:
+    def receive(self, message: Message, places: Sequence[int], into: Callable[[int], Tensor]) -> list[Tensor]:
         """Return the dense averages of what all ranks sent in `message`, as often as it is asked.
 
-        places: of which of its tensors, counted from 0. into: for each, the contiguous tensor that receives it; None:
-        it comes in new memory, or in that of the message.
+        places: of which of its tensors, counted from 0. into: returns for each the contiguous tensor that receives it,
+        or the message's `room` for it.
         """
         self.wait(message)
         return message.averages(places, into, 1 / self.communicator.world_size, self.states)

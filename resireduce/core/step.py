@@ -231,6 +231,14 @@ class Streamed:
         left = [slot for slot in reversed(exchange.slots) if slot.stage in (Stage.OPEN, Stage.ABSORBED)]
         return [slot for slot in left if slot.passes or slot.parameter.grad is not None]
 
+    def room(self, slot: Slot, message: Message, place: int) -> Tensor:
+        """Return the contiguous tensor that receives the average of `slot`, which is at `place` in the `message`."""
+        return message.room(place)
+
+    def deliver(self, slot: Slot, average: Tensor) -> None:
+        """Put the `average` of `slot` into `.grad`."""
+        slot.parameter.grad = laid_out(average, slot.parameter)
+
     def free(self, used: Sequence[Slot]) -> None:
         """Let averages go that have been used."""
         for slot in used:
@@ -255,13 +263,13 @@ class Flat:
         """Send on what is left, once all gradients of this rank have been taken. On two levels, take the tensors of
         which only other ranks of the node have a gradient."""
 
-    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
-        assert isinstance(bucket.message, Message)
-        targets = [one if one is not None and one.is_contiguous() else None for one in into]
-        chosen = {*slots}
-        places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
-        return self.feedback.receive(bucket.message, places, targets)
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, lifetime: Streamed) -> list[Tensor]:
+        """Return the averages of `slots` of a `bucket`, which is under way; they may lie where `lifetime` has room."""
+        message = bucket.message
+        assert isinstance(message, Message)
+        places = {slot: place for place, slot in enumerate(bucket.slots)}
+        chosen = [places[slot] for slot in slots]
+        return self.feedback.receive(message, chosen, lambda place: lifetime.room(bucket.slots[place], message, place))
 
 
 # --- The queue of buckets: in which order their messages leave, and how they come back ---
@@ -291,8 +299,8 @@ class UnderWay(deque[Bucket]):
     def has_room(self, bucket: Bucket) -> bool:
         """Note how many bytes the message of `bucket` takes once all ranks' have come, and return whether it may be
         launched before another one is received."""
-        message, ranks = bucket.message, self._feedback.communicator.world_size
-        bucket.gathered_bytes = ranks * message.nbytes if isinstance(message, Message) and message.is_gathered else 0
+        assert bucket.message is not None
+        bucket.gathered_bytes = bucket.message.gathered_bytes(self._feedback.communicator.world_size)
         held = sum(one.gathered_bytes for one in self)
         return not (bucket.gathered_bytes and held and held + bucket.gathered_bytes > self._limit_bytes)
 
@@ -327,9 +335,9 @@ class LaunchQueue:
     before any message is received: earlier a rank would wait for others, which may be in a collective of the user's.
     """
 
-    def __init__(self, slots: list[Slot], world: Communicator, route: Flat, scaling: Unscaled, merge: object):
+    def __init__(self, slots: list[Slot], world: Communicator, route: Flat, lifetime: Streamed, merge: object):
         self.slots, self.feedback, self.world = slots, route.feedback, world
-        self.route, self.scaling = route, scaling
+        self.route, self.lifetime, self.scaling = route, lifetime, lifetime.scaling
         self._waits = self.feedback.varies and world.world_size > 1
         """Whether messages depend on the number of the step, and ranks have not compared it yet."""
         self.checks = [] if self.feedback.compressor.momentum is None else [refuse_partly_absent]
@@ -434,13 +442,9 @@ class LaunchQueue:
 
     def deliver(self, slots: Sequence[Slot]) -> None:
         """Decompress what has come for `slots`, all of one bucket, into the `.grad` of their parameters."""
-        kept = [slot.parameter.grad for slot in slots]
-        averages = self.route.averages(slots, self.bucket_of[slots[0]], kept)
-        for slot, own, average in zip(slots, kept, averages, strict=True):
-            if own is None:
-                slot.parameter.grad = laid_out(average, slot.parameter)
-            elif own is not average:
-                own.copy_(average)
+        averages = self.route.averages(slots, self.bucket_of[slots[0]], self.lifetime)
+        for slot, average in zip(slots, averages, strict=True):
+            self.lifetime.deliver(slot, average)
 
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
