@@ -1,13 +1,20 @@
 """Values, and the gaps between indices in Golomb-Rice code: Sattler et al., "Sparse binary compression: towards
 distributed deep learning with minimal communication", IJCNN 2019, which has Golomb's codes; here Rice's."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from resireduce.core.messages import Payload
+from resireduce.compressors.base import Compressor
+from resireduce.compressors.topk import AsTheyAre, SparseCompressor, TopK
+from resireduce.core.messages import Message, Payload, Ragged, Round
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
+
+if TYPE_CHECKING:
+    from resireduce.core.feedback import Finiteness, Sum
 
 # --- Indices as gaps in Golomb-Rice codes: Rice and Plaunt, IEEE Trans. Commun. 1971; Golomb, IEEE Trans. Inf. Theory
 # 1966, shows that they suit gaps between events that are equally probable. ---
@@ -55,19 +62,47 @@ HEADER = 8
 """Bytes before the values: one int64, the number of values x 256 + the width of the codes."""
 
 
-def pack(values: Tensor, indices: Tensor, like: Tensor) -> Payload:
-    """Return a payload of a gradient `like` this, one part of bytes: a header, 1-D `values`, codes of 1-D `indices`."""
-    width, codes = encode(indices, like.numel())
-    header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=like.device)
-    return Payload.pack(torch.cat((header.view(torch.uint8), values.view(torch.uint8), codes)), like=like)
+class Packed(AsTheyAre):
+    """How values and indices travel with options: values in half precision, indices in code, or both."""
+
+    def __init__(self, kind: type[Payload], half: bool, coded: bool):
+        super().__init__(kind)
+        self.half, self.coded = half, coded
+
+    def pack(self, values: Tensor, indices: Tensor, like: Tensor) -> Payload:
+        """Return the payload of 1-D `values` at flat `indices`; in code it is one part: a header, values, codes."""
+        if self.half:
+            wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
+            limit = torch.finfo(torch.float16).max
+            values = wide.clamp_(-limit, limit).to(torch.float16)
+            if self.kind is Ragged and not values.is_meta:  # what rounding makes zero need not travel
+                kept = values.nonzero().view(-1)
+                values, indices = values[kept], indices[kept]
+        if not self.coded:
+            return super().pack(values, indices, like)
+        width, codes = encode(indices, like.numel())
+        header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=like.device)
+        return Payload.pack(torch.cat((header.view(torch.uint8), values.view(torch.uint8), codes)), like=like)
+
+    def unpack(self, payload: Payload) -> Payload:
+        """Return a payload of two parts, values and indices, which are int64 if they were in code."""
+        if not self.coded:
+            return payload
+        # Without storage their number is unknown; decoded, they are few beside the tensor.
+        header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
+        count, width, dtype = header >> 8, header & 255, torch.float16 if self.half else payload.dtype
+        stop = HEADER + count * dtype.itemsize
+        values = payload.buffer[HEADER:stop].clone().view(dtype)
+        unpacked = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
+        return replace(unpacked, shape=payload.shape, dtype=payload.dtype)
+
+    def send(self, largest: TopK, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the message of a bucket, whose `sums` are compressed one after the other."""
+        return Compressor.send(largest, sums, finiteness)
 
 
-def unpack(payload: Payload, dtype: torch.dtype) -> Payload:
-    """Return what `pack` has packed: two parts, values of this `dtype` and int64 indices."""
-    # Without storage their number is unknown; decoded, they are few beside the tensor.
-    header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
-    count, width = header >> 8, header & 255
-    stop = HEADER + count * dtype.itemsize
-    values = payload.buffer[HEADER:stop].clone().view(dtype)
-    unpacked = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
-    return replace(unpacked, shape=payload.shape, dtype=payload.dtype)
+def form_of(compressor: SparseCompressor) -> AsTheyAre:
+    """Return how values and indices of `compressor` travel."""
+    kind = Payload if compressor.equal_sizes else Ragged
+    half, coded = compressor.half, compressor.coded
+    return Packed(kind, half, coded) if half or coded else AsTheyAre(kind)

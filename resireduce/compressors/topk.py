@@ -3,14 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
-from resireduce.compressors.packed import pack, unpack
-from resireduce.core.messages import Message, Payload, Ragged, Round
+from resireduce.core.messages import Message, Payload, Round
 from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
@@ -18,6 +18,25 @@ if TYPE_CHECKING:
     from resireduce.core.feedback import Finiteness, Sum
 
 # --- The common base of compressors that send some elements as values and indices ---
+
+
+class AsTheyAre:
+    """How values and indices travel: in the gradient's dtype, and in int32 (int64 from 2^31 on)."""
+
+    def __init__(self, kind: type[Payload]):
+        self.kind = kind
+
+    def pack(self, values: Tensor, indices: Tensor, like: Tensor) -> Payload:
+        """Return the payload of 1-D `values` at the flat `indices` (int64, unique, ascending) of a tensor `like`."""
+        return self.kind.pack(values, indices.to(index_dtype(like)), like=like)
+
+    def unpack(self, payload: Payload) -> Payload:
+        """Return a payload of two parts, values and indices."""
+        return payload
+
+    def send(self, largest: "TopK", sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        """Return the message of a bucket in which the `largest` elements of its `sums` travel so."""
+        return largest.send_at_once(sums, finiteness)
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,13 @@ class SparseCompressor(Compressor):
     def exact(self) -> bool:
         return not self.half
 
+    @cached_property
+    def form(self) -> AsTheyAre:
+        """How values and indices travel."""
+        from resireduce.compressors.packed import form_of
+
+        return form_of(self)
+
     @abstractmethod
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""
@@ -48,34 +74,16 @@ class SparseCompressor(Compressor):
 
     def packed(self, grad: Tensor, indices: Tensor) -> Payload:
         """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
-        flat = grad.view(-1)
-        values = flat.index_select(0, indices)
-        if self.half:
-            wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
-            limit = torch.finfo(torch.float16).max
-            values = wide.clamp_(-limit, limit).to(torch.float16)
-            if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
-                kept = values.nonzero().view(-1)
-                values, indices = values[kept], indices[kept]
-        if self.coded:
-            return pack(values, indices, grad)
-        kind = Payload if self.equal_sizes else Ragged
-        return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
-
-    def _unpacked(self, payload: Payload) -> Payload:
-        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
+        return self.form.pack(grad.view(-1).index_select(0, indices), indices, grad)
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        return self._unpacked(payload).parts()[1].long()
+        return self.form.unpack(payload).parts()[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        payload = self._unpacked(payload)
-        (dtype, count), (index_dtype, _) = payload.layout
-        known = (dtype, index_dtype) == (torch.float32, torch.int32)  # as compiled code takes them
-        if known and add_sent_each_([(dense, [(payload.buffer, count)])], scale, zero=False):
-            return dense
-        values, indices = payload.parts()
-        dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
+        payload = self.form.unpack(payload)
+        if not add_sent_each_([(dense, [payload])], scale, zero=False):
+            values, indices = payload.parts()
+            dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense
 
 
@@ -101,12 +109,13 @@ class TopK(Selecting, SparseCompressor):
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        return self.form.send(self, sums, finiteness)
+
+    def send_at_once(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message:
         """Return the message of a bucket, whose `sums` are all formed and compressed at once.
 
         On a GPU the kernels that add gradients to residuals look for NaN.
         """
-        if self.half or self.coded:
-            return super().send(sums, finiteness)
         checked = [one.gradient for one in sums if one.gradient is not None]
         looks = len(checked) == len(sums) and in_one_launch(checked) and all(one.is_addition for one in sums)
         if not looks:
@@ -141,8 +150,7 @@ class TopK(Selecting, SparseCompressor):
         if in_one_launch(dense):
             from resireduce.kernels.gpu import bucket
 
-            room, norms = bucket.room_for_norms(dense) if weighs else (None, ())
-            return buffer, payloads, bucket.compress_topk_(pairs, ks, parts, checked, room), norms
+            return buffer, payloads, *bucket.compress_topk_(pairs, ks, parts, checked, weighs)
         if not largest_each([*zip(dense, ks, added, parts, strict=True)]):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
@@ -151,11 +159,7 @@ class TopK(Selecting, SparseCompressor):
         return buffer, payloads, None, ()
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        sent = [
-            (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
-            for dense, own in zip(targets, payloads, strict=True)
-        ]
-        if self.half or self.coded or not add_sent_each_(sent, scale, zero=True):
+        if not add_sent_each_([*zip(targets, payloads, strict=True)], scale, zero=True):
             super().combine_each_(targets, payloads, scale)
 
 
