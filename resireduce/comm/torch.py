@@ -73,7 +73,7 @@ def _device(group: dist.ProcessGroup) -> torch.device:
 # --- Collectives ---
 
 
-NOTHING: tuple[Handle[Any], Callable[[], object]] = Handle(list), list
+NOTHING: tuple[Handle[Any], Callable[[], object]] = Handle(list, lambda: True), list
 """Of a collective of unequal sizes that is under way: brings the sizes; launches the elements. Here of none."""
 
 

@@ -1,20 +1,18 @@
 """Values, and the gaps between indices in Golomb-Rice code: Sattler et al., "Sparse binary compression: towards
-distributed deep learning with minimal communication", IJCNN 2019, which has Golomb's codes; here Rice's."""
+distributed deep learning with minimal communication", IJCNN 2019, which has Golomb's codes; here Rice's. And what all
+compressors share that send values and indices."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Compressor
-from resireduce.compressors.topk import AsTheyAre, SparseCompressor, TopK
 from resireduce.core.messages import Message, Payload, Ragged, Round
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
-
-if TYPE_CHECKING:
-    from resireduce.core.feedback import Finiteness, Sum
+from resireduce.kernels.ops import add_sent_each_, index_dtype
 
 # --- Indices as gaps in Golomb-Rice codes: Rice and Plaunt, IEEE Trans. Commun. 1971; Golomb, IEEE Trans. Inf. Theory
 # 1966, shows that they suit gaps between events that are equally probable. ---
@@ -62,47 +60,82 @@ HEADER = 8
 """Bytes before the values: one int64, the number of values x 256 + the width of the codes."""
 
 
-class Packed(AsTheyAre):
-    """How values and indices travel with options: values in half precision, indices in code, or both."""
+def pack(values: Tensor, indices: Tensor, like: Tensor) -> Payload:
+    """Return a payload of a gradient `like` this, one part of bytes: a header, 1-D `values`, codes of 1-D `indices`."""
+    width, codes = encode(indices, like.numel())
+    header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=like.device)
+    return Payload.pack(torch.cat((header.view(torch.uint8), values.view(torch.uint8), codes)), like=like)
 
-    def __init__(self, kind: type[Payload], half: bool, coded: bool):
-        super().__init__(kind)
-        self.half, self.coded = half, coded
 
-    def pack(self, values: Tensor, indices: Tensor, like: Tensor) -> Payload:
-        """Return the payload of 1-D `values` at flat `indices`; in code it is one part: a header, values, codes."""
+def unpack(payload: Payload, dtype: torch.dtype) -> Payload:
+    """Return what `pack` has packed: two parts, values of this `dtype` and int64 indices."""
+    # Without storage their number is unknown; decoded, they are few beside the tensor.
+    header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
+    count, width = header >> 8, header & 255
+    stop = HEADER + count * dtype.itemsize
+    values = payload.buffer[HEADER:stop].clone().view(dtype)
+    unpacked = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
+    return replace(unpacked, shape=payload.shape, dtype=payload.dtype)
+
+
+# --- The common base of compressors that send some elements as values and indices ---
+
+
+@dataclass(frozen=True)
+class SparseCompressor(Compressor):
+    """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
+
+    half: bool = field(default=False, kw_only=True)
+    """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
+    coded: bool = field(default=False, kw_only=True)
+    """Whether indices travel as the gaps between them, in Golomb-Rice code (`packed.py`): at random places a hundredth
+    more than n x H(k / n) bits, H the binary entropy, and fewer where they lie together. Messages differ in length."""
+
+    @property
+    def equal_sizes(self) -> bool:
+        return not self.coded
+
+    @property
+    def exact(self) -> bool:
+        return not self.half
+
+    @abstractmethod
+    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
+        return self.packed(grad, self.select(grad.view(-1), name, step))
+
+    def packed(self, grad: Tensor, indices: Tensor) -> Payload:
+        """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
+        flat = grad.view(-1)
+        values = flat.index_select(0, indices)
         if self.half:
             wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
             limit = torch.finfo(torch.float16).max
             values = wide.clamp_(-limit, limit).to(torch.float16)
-            if self.kind is Ragged and not values.is_meta:  # what rounding makes zero need not travel
+            if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
                 kept = values.nonzero().view(-1)
                 values, indices = values[kept], indices[kept]
-        if not self.coded:
-            return super().pack(values, indices, like)
-        width, codes = encode(indices, like.numel())
-        header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=like.device)
-        return Payload.pack(torch.cat((header.view(torch.uint8), values.view(torch.uint8), codes)), like=like)
+        if self.coded:
+            return pack(values, indices, grad)
+        kind = Payload if self.equal_sizes else Ragged
+        return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
 
-    def unpack(self, payload: Payload) -> Payload:
-        """Return a payload of two parts, values and indices, which are int64 if they were in code."""
-        if not self.coded:
-            return payload
-        # Without storage their number is unknown; decoded, they are few beside the tensor.
-        header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
-        count, width, dtype = header >> 8, header & 255, torch.float16 if self.half else payload.dtype
-        stop = HEADER + count * dtype.itemsize
-        values = payload.buffer[HEADER:stop].clone().view(dtype)
-        unpacked = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
-        return replace(unpacked, shape=payload.shape, dtype=payload.dtype)
+    def _unpacked(self, payload: Payload) -> Payload:
+        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
 
-    def send(self, largest: TopK, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
-        """Return the message of a bucket, whose `sums` are compressed one after the other."""
-        return Compressor.send(largest, sums, finiteness)
+    def sent_indices(self, payload: Payload) -> Tensor:
+        return self._unpacked(payload).parts()[1].long()
 
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        payload = self._unpacked(payload)
+        if not add_sent_each_([(dense, [payload])], scale, zero=False):
+            values, indices = payload.parts()
+            dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
+        return dense
 
-def form_of(compressor: SparseCompressor) -> AsTheyAre:
-    """Return how values and indices of `compressor` travel."""
-    kind = Payload if compressor.equal_sizes else Ragged
-    half, coded = compressor.half, compressor.coded
-    return Packed(kind, half, coded) if half or coded else AsTheyAre(kind)
+    def way_to_send(self, at_once: Callable[..., Message]) -> Callable[..., Message | Round]:
+        """Return how a bucket is sent: `at_once`, which sends values and indices as they are, or one by one."""
+        return Compressor.send if self.half or self.coded else at_once

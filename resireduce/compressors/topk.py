@@ -1,95 +1,21 @@
-"""Top-k and random-k sparsification, and what all compressors share that send values and indices."""
+"""Top-k and random-k sparsification."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
+from resireduce.compressors.base import Collective, Selecting, add_where_
+from resireduce.compressors.packed import SparseCompressor
 from resireduce.core.messages import Message, Payload, Round
-from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
+from resireduce.kernels.ops import add_sent_each_, in_one_launch, index_dtype, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
 if TYPE_CHECKING:
     from resireduce.core.feedback import Finiteness, Sum
-
-# --- The common base of compressors that send some elements as values and indices ---
-
-
-class AsTheyAre:
-    """How values and indices travel: in the gradient's dtype, and in int32 (int64 from 2^31 on)."""
-
-    def __init__(self, kind: type[Payload]):
-        self.kind = kind
-
-    def pack(self, values: Tensor, indices: Tensor, like: Tensor) -> Payload:
-        """Return the payload of 1-D `values` at the flat `indices` (int64, unique, ascending) of a tensor `like`."""
-        return self.kind.pack(values, indices.to(index_dtype(like)), like=like)
-
-    def unpack(self, payload: Payload) -> Payload:
-        """Return a payload of two parts, values and indices."""
-        return payload
-
-    def send(self, largest: "TopK", sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
-        """Return the message of a bucket in which the `largest` elements of its `sums` travel so."""
-        return largest.send_at_once(sums, finiteness)
-
-
-@dataclass(frozen=True)
-class SparseCompressor(Compressor):
-    """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
-
-    half: bool = field(default=False, kw_only=True)
-    """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
-    coded: bool = field(default=False, kw_only=True)
-    """Whether indices travel as the gaps between them, in Golomb-Rice code (`packed.py`): at random places a hundredth
-    more than n x H(k / n) bits, H the binary entropy, and fewer where they lie together. Messages differ in length."""
-
-    @property
-    def equal_sizes(self) -> bool:
-        return not self.coded
-
-    @property
-    def exact(self) -> bool:
-        return not self.half
-
-    @cached_property
-    def form(self) -> AsTheyAre:
-        """How values and indices travel."""
-        from resireduce.compressors.packed import form_of
-
-        return form_of(self)
-
-    @abstractmethod
-    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""
-
-    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
-        return self.packed(grad, self.select(grad.view(-1), name, step))
-
-    def packed(self, grad: Tensor, indices: Tensor) -> Payload:
-        """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
-        return self.form.pack(grad.view(-1).index_select(0, indices), indices, grad)
-
-    def sent_indices(self, payload: Payload) -> Tensor:
-        return self.form.unpack(payload).parts()[1].long()
-
-    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        payload = self.form.unpack(payload)
-        if not add_sent_each_([(dense, [payload])], scale, zero=False):
-            values, indices = payload.parts()
-            dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
-        return dense
-
-
-def index_dtype(like: Tensor) -> torch.dtype:
-    """Return in which dtype flat indices of a tensor `like` this one travel: int32, and int64 from 2^31 elements on."""
-    return torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
 
 
 def largest_without_zeros(flat: Tensor, k: int) -> Tensor:
@@ -108,8 +34,12 @@ class TopK(Selecting, SparseCompressor):
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
+    @cached_property
+    def _way(self) -> Callable[..., Message | Round]:
+        return self.way_to_send(TopK.send_at_once)
+
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
-        return self.form.send(self, sums, finiteness)
+        return self._way(self, sums, finiteness)
 
     def send_at_once(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message:
         """Return the message of a bucket, whose `sums` are all formed and compressed at once.

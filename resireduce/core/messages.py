@@ -128,6 +128,8 @@ class Ragged(Payload):
 
 SIZE_BYTES = 8
 """Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
+Into = Callable[[int], Tensor]
+"""Returns the contiguous tensor that receives the average of the tensor of this number in a message; or its `room`."""
 
 
 @dataclass(eq=False)
@@ -168,13 +170,14 @@ class Message:
         """Bytes that this rank sends, in all rounds."""
         return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
 
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes that come from each rank; 0: a sum comes, in the message's own memory."""
+        return self.nbytes
+
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective, if any."""
         self.handle = communicator.all_gather(self.buffer, self.names[0])
-
-    def gathered_bytes(self, world_size: int) -> int:
-        """Return how many bytes the messages of all ranks take once they have come, beside this rank's own."""
-        return world_size * self.nbytes
 
     def wait(self) -> None:
         """Wait for the collective."""
@@ -187,13 +190,10 @@ class Message:
         own = self.payloads[place]
         return torch.empty(own.shape, dtype=own.dtype, device=own.buffer.device)
 
-    def averages(
-        self, places: Sequence[int], into: Callable[[int], Tensor], scale: float, states: "CompressorStates"
-    ) -> list[Tensor]:
+    def averages(self, places: Sequence[int], into: Into, scale: float, states: "CompressorStates") -> list[Tensor]:
         """Return the dense averages of some tensors, once their payloads have come; change the `states` that learn.
 
-        places: which of the tensors, counted from 0. into: returns for each the contiguous tensor that receives it, or
-        its `room`. scale: 1 / number of ranks.
+        places: which of the tensors, counted from 0. scale: 1 / number of ranks.
         """
         payloads = [[*map(self.payloads[place].received, self.received[place])] for place in places]
         averages = [into(place) for place in places]
@@ -223,15 +223,15 @@ class Sized(Message):
         self.handle = communicator.all_gather(self.buffer, self.names[0], equal_sizes=False)
 
     def _of_rank(self, message: Tensor) -> list[Tensor]:
-        buffers = [payload.buffer for payload in self.payloads]
-        header = SIZE_BYTES * len(buffers)
-        own = [one.nbytes for one in buffers]
-        sizes = own if message.is_meta else message[:header].view(torch.int64).tolist()
-        return _parts(message[header:], sizes, buffers)
+        header, buffers = SIZE_BYTES * len(self.payloads), [payload.buffer for payload in self.payloads]
+        told = [one.nbytes for one in buffers] if message.is_meta else message[:header].view(torch.int64).tolist()
+        return _parts(message[header:], told, buffers)
 
 
 class Summed(Message):
     """Payloads that are summed over all ranks, in their own memory, by an all-reduce."""
+
+    gathered_bytes: ClassVar[int] = 0
 
     def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
         message = torch.cat([*buffers])
@@ -241,13 +241,7 @@ class Summed(Message):
         """Launch the all-reduce."""
         self.handle = communicator.all_reduce(self.buffer, self.names[0])
 
-    def gathered_bytes(self, world_size: int) -> int:
-        """Return 0."""
-        return 0
-
-    def averages(
-        self, places: Sequence[int], into: Callable[[int], Tensor], scale: float, states: "CompressorStates"
-    ) -> list[Tensor]:
+    def averages(self, places: Sequence[int], into: Into, scale: float, states: "CompressorStates") -> list[Tensor]:
         """Do as a gathered message does, and have the `states` of the compressor learn from the sums."""
         for place in places:
             name, payload = self.names[place], self.payloads[place]
@@ -274,9 +268,7 @@ class Dense(Summed):
         own = self.payloads[place]
         return own.buffer.view(own.shape)
 
-    def averages(
-        self, places: Sequence[int], into: Callable[[int], Tensor], scale: float, states: "CompressorStates"
-    ) -> list[Tensor]:
+    def averages(self, places: Sequence[int], into: Into, scale: float, states: "CompressorStates") -> list[Tensor]:
         """Return the sums of some gradients, which are averages: `into` these tensors."""
         averages, found = [into(place) for place in places], [self.received[place][0] for place in places]
         pairs = [(to, one) for to, one in zip(averages, found, strict=True) if to.data_ptr() != one.data_ptr()]
@@ -359,10 +351,7 @@ class Round:
     """What is summed, in its own memory, or exchanged."""
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
-
-    def gathered_bytes(self, world_size: int) -> int:
-        """Return 0: the message that follows is launched in `step()`."""
-        return 0
+    gathered_bytes: ClassVar[int] = 0
 
     def go_on(self, result: Any = None) -> "Message | Round":
         """Return what follows once the `result` has come: the next round, or the message."""

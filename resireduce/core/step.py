@@ -300,7 +300,7 @@ class UnderWay(deque[Bucket]):
         """Note how many bytes the message of `bucket` takes once all ranks' have come, and return whether it may be
         launched before another one is received."""
         assert bucket.message is not None
-        bucket.gathered_bytes = bucket.message.gathered_bytes(self._feedback.communicator.world_size)
+        bucket.gathered_bytes = self._feedback.communicator.world_size * bucket.message.gathered_bytes
         held = sum(one.gathered_bytes for one in self)
         return not (bucket.gathered_bytes and held and held + bucket.gathered_bytes > self._limit_bytes)
 

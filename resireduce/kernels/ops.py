@@ -19,16 +19,13 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from resireduce.core.messages import Payload
 from resireduce.pieces import coprime_step, slices
-
-if TYPE_CHECKING:
-    from resireduce.core.messages import Payload
 
 # --- C on a CPU ---
 
@@ -183,6 +180,11 @@ BYTES, PACKED = 8, [torch.float32, torch.int32]
 """Bytes of a packed element, and the dtypes of its value and its index."""
 
 
+def index_dtype(like: Tensor) -> torch.dtype:
+    """Return in which dtype flat indices of a tensor `like` this one travel: int32, and int64 from 2^31 elements on."""
+    return torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
+
+
 def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
     """Return indices (int64, ascending) of the `k` elements of 1-D `flat` with the largest magnitude.
 
@@ -306,7 +308,7 @@ SENT = Struct("Pq2Pqfi0P")
 """Layout of a structure of arguments: what one rank sent of one tensor."""
 
 
-def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence["Payload"]]], scale: float, zero: bool) -> bool:
+def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[Payload]]], scale: float, zero: bool) -> bool:
     """Add `scale` x what all ranks sent of several tensors to its places in them; return whether that was done.
 
     False, and nothing is done, for what is not contiguous float32 with int32 indices, where there is neither compiled
@@ -317,12 +319,9 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence["Payload"]]], scale: fl
         scale: a factor of the values; the product is rounded before it is added.
         zero: whether the tensors are set to zeros before.
     """
-    if any([dtype for dtype, _ in own[0].layout] != PACKED for _, own in sent):
-        return False
-    targets = [dense for dense, _ in sent]
-    packed = [[(payload.buffer, payload.layout[0][1]) for payload in own] for _, own in sent]
-    parts = [part for own in packed for part in own]
-    if any(buffer.nbytes != BYTES * count for buffer, count in parts):
+    targets, packed = [dense for dense, _ in sent], [[(one.buffer, one.layout[0][1]) for one in own] for _, own in sent]
+    parts, forms = [part for own in packed for part in own], [[dtype for dtype, _ in own[0].layout] for _, own in sent]
+    if any(form != PACKED for form in forms) or any(buffer.nbytes != BYTES * count for buffer, count in parts):
         return False
     if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
         from resireduce.kernels.gpu import bucket
