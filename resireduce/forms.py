@@ -15,7 +15,7 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, separate
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Round
+from resireduce.core.messages import Message, Round, Summed
 from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, UnderWay, Unscaled
 from resireduce.core.update import Updater, can_be_sliced, is_separable
 from resireduce.errors import NonFiniteGradient, UsageError, warn
@@ -71,6 +71,19 @@ class Kept(Streamed):
             if world.all_reduce(count, "resireduce.overflow").wait():
                 raise Skipped
         return [*norms]
+
+    def room(self, slot: Slot, message: Message, place: int) -> Tensor:
+        """Return the gradient itself, if there is one, which the average replaces."""
+        own = slot.parameter.grad
+        return super().room(slot, message, place) if own is None or not own.is_contiguous() else own
+
+    def deliver(self, slot: Slot, average: Tensor) -> None:
+        """Have the `average` in `.grad`, in the memory of the gradient if there is one."""
+        own = slot.parameter.grad
+        if own is None:
+            super().deliver(slot, average)
+        elif own is not average:
+            own.copy_(average)
 
     def free(self, used: Sequence[Slot]) -> None:
         """Leave averages in `.grad`."""
@@ -330,7 +343,7 @@ class Scaling(Unscaled):
             return
         for slot, payload in zip(bucket.slots, message.payloads, strict=True):
             if slot.is_taken and slot.name not in refused and not self._feedback.compressor_of(slot.name).lossless:
-                slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
+                slot.sent = payload.holding(payload.buffer.clone()) if isinstance(message, Summed) else payload
 
     def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:
         """Put back what was sent of the slots `arrived`, and raise Skipped."""
@@ -373,16 +386,16 @@ def build_exchange(
     held = largest if settings.streamed else nbytes
     route = Flat(feedback) if levels.node is None else ByNodes(slots, feedback, levels.node, held)
     kind = Varying if feedback.varies and world.world_size > 1 else LaunchQueue
-    queue = kind(under_way(feedback, slots), slots, world, route, scaling, settings.merge)
+    queue = kind(under_way(feedback, slots), slots, world, route, lifetime, settings.merge)
     if feedback.compressor.momentum is not None:
         queue.checks.append(refuse_partly_absent)
     if world.world_size > 1 and not settings.in_backward:  # which updates some before the others are sent
         queue.comparisons.append(Drift(slot.parameter for slot in slots))
     measures = settings.max_grad_norm is not None or (settings.streamed and scaling.skips)
-    updater = (MeasuringUpdater if measures else Updater)(optimizer, queue, lifetime)
+    updater = (MeasuringUpdater if measures else Updater)(optimizer, queue)
     updater.largest = settings.max_grad_norm
     is_alone = isinstance(world, LocalCommunicator)  # and may be forked
-    exchange = Exchange(queue, updater, lifetime, bool if is_alone else partial(refuse_fork, os.getpid()))
+    exchange = Exchange(queue, updater, bool if is_alone else partial(refuse_fork, os.getpid()))
     if settings.residual_device is not None:
         exchange.on_gradient.append(Prefetch(queue))
     return exchange

@@ -11,7 +11,7 @@ from resireduce.comm.base import Communicator, Handle
 from resireduce.core.bucket import Bucket, Slot, Stage
 from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message
-from resireduce.core.step import Flat, LaunchQueue
+from resireduce.core.step import Flat, LaunchQueue, Streamed
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
 
@@ -132,12 +132,11 @@ class ByNodes(Flat):
     # --- averages on their way back: slices are gathered, so that every rank has the whole ---
 
     @exactly
-    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, lifetime: Streamed) -> list[Tensor]:
         """Return the averages of `slots` of a `bucket`, dense and whole: all of the bucket are gathered at once."""
         if any(slot.average is None for slot in slots):
             assert isinstance(bucket.message, Message)
-            count = len(bucket.slots)
-            received = self.feedback.receive(bucket.message, range(count), [None] * count)
+            received = self.feedback.receive(bucket.message, range(len(bucket.slots)), bucket.message.room)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
             rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.slots[0].name)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.core.messages import MESSAGES, Dense, Message, Payload, Round, Rounds, joined
+from resireduce.core.messages import Dense, Found, Message, Payload, Round, Rounds, Sized, Summed, joined
 from resireduce.errors import check, check_count, check_share, is_number
 
 if TYPE_CHECKING:
@@ -268,7 +268,9 @@ class Compressor(ABC):
 
     def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
         """Return the message of `payloads`, one for each of `names`, by the collective that combines them."""
-        return MESSAGES[self.collective].of(names, self, payloads)
+        gathered = Message if self.equal_sizes else Sized
+        kind = {"all_gather": gathered, "all_reduce": Summed, "rounds": Found}[self.collective]
+        return kind.of(names, self, payloads)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from resireduce import pieces, private
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor, MomentumCorrection, NoCompression, State
-from resireduce.core.messages import Message, Payload, Round
+from resireduce.core.messages import Into, Message, Payload, Round
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
 from resireduce.residuals.base import Residual, Residuals, Rest
@@ -402,11 +402,10 @@ class ErrorFeedback:
         return launched.wait()
 
     @exactly
-    def receive(self, message: Message, places: Sequence[int], into: Sequence[Tensor | None]) -> list[Tensor]:
+    def receive(self, message: Message, places: Sequence[int], into: Into) -> list[Tensor]:
         """Return the dense averages of what all ranks sent in `message`, as often as it is asked.
 
-        places: of which of its tensors, counted from 0. into: for each, the contiguous tensor that receives it; None:
-        it comes in new memory, or in that of the message.
+        places: of which of its tensors, counted from 0.
         """
         self.wait(message)
         return message.averages(places, into, 1 / self.communicator.world_size, self.states)

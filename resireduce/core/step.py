@@ -33,9 +33,9 @@ class Exchange:
     What options change is done by its parts. `refuse_fork` raises in a fork of the process that was to train.
     """
 
-    def __init__(self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refuse_fork: Callable[[], object]):
+    def __init__(self, queue: "LaunchQueue", updater: Updater, refuse_fork: Callable[[], object]):
         self.slots, self.feedback, self.queue, self.updater = queue.slots, queue.feedback, queue, updater
-        self.lifetime, self.scaling, self._refuse_fork = lifetime, queue.scaling, refuse_fork
+        self.lifetime, self.scaling, self._refuse_fork = queue.lifetime, queue.scaling, refuse_fork
         self.on_gradient: list[Callable[[Slot], object]] = []
         """What is told of each gradient that autograd has finished, before it is taken."""
         self.failed = False
@@ -185,6 +185,14 @@ class Streamed:
         left = [slot for slot in reversed(exchange.slots) if slot.stage is Stage.OPEN]
         return [slot for slot in left if slot.parameter.grad is not None]
 
+    def room(self, slot: Slot, message: Message, place: int) -> Tensor:
+        """Return the contiguous tensor that receives the average of `slot`, which is at `place` in the `message`."""
+        return message.room(place)
+
+    def deliver(self, slot: Slot, average: Tensor) -> None:
+        """Put the `average` of `slot` into `.grad`."""
+        slot.parameter.grad = laid_out(average, slot.parameter)
+
     def free(self, used: Sequence[Slot]) -> None:
         """Let averages go that have been used."""
         for slot in used:
@@ -213,13 +221,13 @@ class Flat:
         """Send on what is left, once all gradients of this rank have been taken. On two levels, take the tensors of
         which only other ranks of the node have a gradient."""
 
-    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
-        assert isinstance(bucket.message, Message)
-        targets = [one if one is not None and one.is_contiguous() else None for one in into]
-        chosen = {*slots}
-        places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
-        return self.feedback.receive(bucket.message, places, targets)
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, lifetime: Streamed) -> list[Tensor]:
+        """Return the averages of `slots` of a `bucket`, which is under way; they may lie where `lifetime` has room."""
+        message = bucket.message
+        assert isinstance(message, Message)
+        places = {slot: place for place, slot in enumerate(bucket.slots)}
+        chosen = [places[slot] for slot in slots]
+        return self.feedback.receive(message, chosen, lambda place: lifetime.room(bucket.slots[place], message, place))
 
 
 # --- The queue of buckets: in which order their messages leave, and how they come back ---
@@ -249,8 +257,8 @@ class UnderWay(deque[Bucket]):
     def has_room(self, bucket: Bucket) -> bool:
         """Note how many bytes the message of `bucket` takes once all ranks' have come, and return whether it may be
         launched before another one is received."""
-        message, ranks = bucket.message, self.feedback.communicator.world_size
-        bucket.gathered_bytes = ranks * message.nbytes if isinstance(message, Message) and message.is_gathered else 0
+        assert bucket.message is not None
+        bucket.gathered_bytes = self.feedback.communicator.world_size * bucket.message.gathered_bytes
         held = sum(one.gathered_bytes for one in self)
         return not (bucket.gathered_bytes and held and held + bucket.gathered_bytes > self._limit_bytes)
 
@@ -278,10 +286,16 @@ class LaunchQueue:
     """
 
     def __init__(
-        self, under_way: UnderWay, slots: list[Slot], world: Communicator, route: Flat, scaling: Unscaled, merge: object
+        self,
+        under_way: UnderWay,
+        slots: list[Slot],
+        world: Communicator,
+        route: Flat,
+        lifetime: Streamed,
+        merge: object,
     ):
         self.under_way, self.slots, self.feedback, self.world = under_way, slots, route.feedback, world
-        self.route, self.scaling = route, scaling
+        self.route, self.lifetime, self.scaling = route, lifetime, lifetime.scaling
         self.checks: list[Callable[[Sequence[Slot], Sequence[int], int], None]] = []
         """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
         self.comparisons: list[Drift] = []
@@ -361,13 +375,9 @@ class LaunchQueue:
 
     def deliver(self, slots: Sequence[Slot]) -> None:
         """Decompress what has come for `slots`, all of one bucket, into the `.grad` of their parameters."""
-        kept = [slot.parameter.grad for slot in slots]
-        averages = self.route.averages(slots, self.bucket_of[slots[0]], kept)
-        for slot, own, average in zip(slots, kept, averages, strict=True):
-            if own is None:
-                slot.parameter.grad = laid_out(average, slot.parameter)
-            elif own is not average:
-                own.copy_(average)
+        averages = self.route.averages(slots, self.bucket_of[slots[0]], self.lifetime)
+        for slot, average in zip(slots, averages, strict=True):
+            self.lifetime.deliver(slot, average)
 
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""

@@ -104,9 +104,13 @@ class HookState(Resumable):
 
     def _receive(self) -> None:
         bucket, targets = self._under_way.popleft(), self._targets.popleft()
-        assert isinstance(bucket.message, Message)
-        into = [target if target.is_contiguous() else None for target in targets]
-        averages = self.feedback.receive(bucket.message, range(len(into)), into)
+        message = bucket.message
+        assert isinstance(message, Message)
+        averages = self.feedback.receive(
+            message,
+            range(len(targets)),
+            lambda place: targets[place] if targets[place].is_contiguous() else message.room(place),
+        )
         for target, average in zip(targets, averages, strict=True):
             if average is not target:
                 target.copy_(average)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import State
+from resireduce.compressors.packed import SparseCompressor
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
-from resireduce.compressors.topk import SparseCompressor, TopK
+from resireduce.compressors.topk import TopK
 from resireduce.contrib.oktopk import OkTopK
 from resireduce.core.messages import Payload
 from resireduce.kernels.ops import by_keys, largest_magnitudes

@@ -15,7 +15,6 @@ from resireduce.kernels.gpu.bucket import (
     blank_spoilt_,
     compress_topk_,
     fold_,
-    room_for_norms,
     select,
     sum_chunks,
 )
@@ -70,8 +69,8 @@ def _compress(flat: Tensor) -> Pairs:
     compressor, gradients = TopK(0.01), [added[0], None, added[2], torch.full_like(flat, torch.nan), *added[4:]]
     payloads = [compressor.compress(one.cpu(), "", 0) for one in sums]
     parts = torch.cat([one.buffer for one in payloads]).zero_().to(flat.device).split([one.nbytes for one in payloads])
-    pairs, (room, norms) = [*zip(left, gradients, strict=True)], room_for_norms(left)
-    spoilt = compress_topk_(pairs, [one.layout[0][1] for one in payloads], parts, gradients, room)
+    pairs, ks = [*zip(left, gradients, strict=True)], [one.layout[0][1] for one in payloads]
+    spoilt, norms = compress_topk_(pairs, ks, parts, gradients, weighs=True)
     yield from zip(norms, sum_chunks(left), strict=True)
     yield spoilt, spoilt.new_tensor([0, 0, 0, 1, 0, 0])
     plain = [*(one.buffer for one in payloads), *map(compressor.error_, (one.cpu() for one in sums), payloads)]
