@@ -126,8 +126,7 @@ class ByNodes(Flat):
     def agree(self) -> list[int]:
         """Return how many ranks of the node have a gradient, for each slot."""
         mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
-        found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
-        return found
+        return self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
 
     # --- averages on their way back: slices are gathered, so that every rank has the whole ---
 

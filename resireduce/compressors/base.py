@@ -152,16 +152,6 @@ class Compressor(ABC):
         return True
 
     @property
-    def exact(self) -> bool:
-        """Whether the values sent are the gradient's own, so that sent + error = gradient bit for bit."""
-        return True
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the mean of what is sent, over all random choices, is the gradient."""
-        return self.lossless
-
-    @property
     def momentum(self) -> Momentum | None:
         """Momentum that is formed on each rank before compression, in place of the optimizer's, if any."""
         return None
@@ -283,16 +273,6 @@ class Selecting(Compressor):
     @classmethod
     def from_density(cls, density: float) -> Self:
         return cls(density)
-
-
-@dataclass(frozen=True)
-class Inexact(Compressor):
-    """The common base of compressors that send rounded values, or values computed from others, not the gradient's own.
-
-    What they lack is the error.
-    """
-
-    exact: ClassVar[bool] = False
 
 
 # --- The common base of compressors for which all ranks together decide what is sent; each names its own paper ---

@@ -95,10 +95,6 @@ class SparseCompressor(Compressor):
     def equal_sizes(self) -> bool:
         return not self.coded
 
-    @property
-    def exact(self) -> bool:
-        return not self.half
-
     @abstractmethod
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""

@@ -292,7 +292,7 @@ class PartialResidual(Residual):
 
     def register(self, name: str, parameter: Tensor) -> None:
         self._drawn_on[name] = parameter.device.type
-        self._stored[name] = self.stored((self._count(parameter),), parameter)
+        self._stored[name] = self.stored((share(self.ratio, parameter.numel()),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         flat, values = grad.view(-1), self._stored[name].read(grad.dtype)
@@ -303,7 +303,7 @@ class PartialResidual(Residual):
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         flat, stored = error().view(-1), self._stored[name]
         room = stored.room(flat.dtype)
-        values = flat.new_empty(self._count(flat)) if room is None else room
+        values = flat.new_empty(share(self.ratio, len(flat))) if room is None else room
         for piece, positions in self._places(name, flat):
             values[piece] = flat[positions]
         stored.set_(values, self.source(name, flat, step))
@@ -312,15 +312,12 @@ class PartialResidual(Residual):
         """Return the type of device on which the places of each tensor are drawn: another type draws others."""
         return {f"places.{name}": device for name, device in self._drawn_on.items()}
 
-    def _count(self, tensor: Tensor) -> int:
-        return share(self.ratio, tensor.numel())
-
     def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
 
         At most a sixteenth of the places are in memory at once, since they take more memory than the values.
         """
-        n, k, source = flat.numel(), self._count(flat), generator(flat.device, name)
+        n, k, source = len(flat), share(self.ratio, len(flat)), generator(flat.device, name)
         for piece in pieces(k, smallest=1 << 12):
             yield piece, one_of_each(n, k, piece.start, piece.stop, source, flat.device)
 
