@@ -85,6 +85,8 @@ seen](results.md#accuracy-in-two-phases); over 100 Mbit/s a step takes two third
 quarters (4 bits) or 0.7 to 0.9 (8 bits) of half precision's time, and [over 1 Gbit/s longer than
 that](results.md#beside-half-precision).
 """
+UNBIASED = ("none", "qsgd", "qsgd-max", "natural")
+"""Compressors for which the mean of what is sent, over all random choices, is the gradient."""
 COLUMNS = (
     "Compressor",
     "What is sent",
@@ -104,15 +106,17 @@ def row(name: str) -> tuple[str, ...]:
     grad = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
     options = " and ".join(f"`{field}={value!r}`" for field, value in COMPRESSORS[name].options.items())
     sizes = "all one" if compressor.equal_sizes else "differ"
+    payload = compressor.compress(grad, "w", 0)
+    values = compressor.decompress(payload)
     return (
         f"`{name}`",
         sent(compressor) + (f", with {options}" if options else ""),
-        f"{compressor.compress(grad, 'w', 0).nbytes:,}",
+        f"{payload.nbytes:,}",
         sizes,
         compressor.collective.replace("_", "-"),
         remembered(compressor, grad),
-        "own" if compressor.exact else "rounded",
-        "unbiased" if compressor.unbiased else "biased",
+        "own" if ((values == grad) | (values == 0)).all() else "rounded",
+        "unbiased" if name in UNBIASED else "biased",
         source(compressor),
     )
 

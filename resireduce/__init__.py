@@ -9,14 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resireduce.api import distribute
-    from resireduce.core.optimizer import DistributedOptimizer
-    from resireduce.grad_scaler import GradScaler
-    from resireduce.grouping import Grouping, find_groups
-    from resireduce.planning.memory import itemise_states, measure_states
-    from resireduce.resume import redistribute
-    from resireduce.wrappers.ddp import CompressionHook, compress_ddp
-    from resireduce.wrappers.fsdp import ShardedCompressionHook, compress_fsdp
+    from resireduce.api import distribute as distribute
+    from resireduce.core.optimizer import DistributedOptimizer as DistributedOptimizer
+    from resireduce.grad_scaler import GradScaler as GradScaler
+    from resireduce.grouping import Grouping as Grouping
+    from resireduce.grouping import find_groups as find_groups
+    from resireduce.planning.memory import itemise_states as itemise_states
+    from resireduce.planning.memory import measure_states as measure_states
+    from resireduce.resume import redistribute as redistribute
+    from resireduce.wrappers.ddp import CompressionHook as CompressionHook
+    from resireduce.wrappers.ddp import compress_ddp as compress_ddp
+    from resireduce.wrappers.fsdp import (
+        ShardedCompressionHook as ShardedCompressionHook,
+    )
+    from resireduce.wrappers.fsdp import (
+        compress_fsdp as compress_fsdp,
+    )
 
 _EXPORTS = {
     "CompressionHook": "resireduce.wrappers.ddp",
@@ -33,20 +41,7 @@ _EXPORTS = {
     "redistribute": "resireduce.resume",
 }
 
-__all__ = [
-    "CompressionHook",
-    "DistributedOptimizer",
-    "GradScaler",
-    "Grouping",
-    "ShardedCompressionHook",
-    "compress_ddp",
-    "compress_fsdp",
-    "distribute",
-    "find_groups",
-    "itemise_states",
-    "measure_states",
-    "redistribute",
-]
+__all__ = list(_EXPORTS)
 __version__ = "0.1.0"
 
 

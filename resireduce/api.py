@@ -138,7 +138,7 @@ def distribute(
         if lossy.momentum is not None:
             distributed.before_step.append(partial(check_momentum, lossy, optimizer))
         if settings.merge in [*TIMED]:
-            profiler = Profiler(settings.merge, distributed.parts["exchange"], communicator)
+            profiler = Profiler(settings.merge, distributed.parts["exchange"])
             distributed.after_step.append(profiler.after_step)
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on

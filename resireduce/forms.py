@@ -4,8 +4,9 @@ import math
 import os
 import weakref
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,10 +15,11 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, separate
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message
-from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, Unscaled
+from resireduce.core.messages import Message, Round, Summed
+from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, UnderWay, Unscaled
 from resireduce.core.update import Updater, can_be_sliced, is_separable
 from resireduce.errors import NonFiniteGradient, UsageError, warn
+from resireduce.guard import WAS_DROPPED
 from resireduce.node import ByNodes
 from resireduce.settings import Settings
 from resireduce.watchers import Drift, refuse_fork
@@ -37,9 +39,9 @@ class Kept(Streamed):
         self._largest, self._others = largest, [weakref.ref(other) for other in others]
         self._is_prepared = False
 
-    def owned(self, grad: Tensor, slot: Slot) -> Tensor:
-        """Return `grad`, unscaled: a copy, if it was put there by hand."""
-        return grad if self._is_prepared else self.scaling.unscale_(slot.own(grad))
+    def owned(self, slot: Slot) -> Tensor:
+        """Return what is in `.grad` of `slot`, unscaled: a copy, if it was put there by hand."""
+        return slot.grad if self._is_prepared else self.scaling.unscale_(slot.own())
 
     def took(self, slot: Slot) -> None:
         """Leave the gradient in `.grad`."""
@@ -53,7 +55,7 @@ class Kept(Streamed):
         norms = {}
         self._is_prepared = False
         for slot in pending:
-            grad = exchange.gradient_of(slot)
+            grad = self.owned(slot)
             try:
                 exchange.feedback.finiteness.check_(grad, slot.name)
                 norms[slot] = torch.linalg.vector_norm(grad)
@@ -69,6 +71,19 @@ class Kept(Streamed):
             if world.all_reduce(count, "resireduce.overflow").wait():
                 raise Skipped
         return [*norms]
+
+    def room(self, slot: Slot, message: Message, place: int) -> Tensor:
+        """Return the gradient itself, if there is one, which the average replaces."""
+        own = slot.parameter.grad
+        return super().room(slot, message, place) if own is None or not own.is_contiguous() else own
+
+    def deliver(self, slot: Slot, average: Tensor) -> None:
+        """Have the `average` in `.grad`, in the memory of the gradient if there is one."""
+        own = slot.parameter.grad
+        if own is None:
+            super().deliver(slot, average)
+        elif own is not average:
+            own.copy_(average)
 
     def free(self, used: Sequence[Slot]) -> None:
         """Leave averages in `.grad`."""
@@ -116,6 +131,151 @@ class Early(Streamed):
                 "see what has been used: do that before resireduce.distribute(...), with update='in_step'"
             )
         return super().pending(exchange)
+
+
+# --- Gradients of several backward passes, and residuals that come from the host before they are needed ---
+
+
+class AddingUp:
+    """Adds up streamed gradients of the backward passes of a step, and hands the sums to the `exchange` after the last.
+
+    Residuals absorb those of earlier passes, if they can; others stay in `.grad`.
+    """
+
+    def __init__(self, exchange: Exchange, last: float):
+        self._exchange = exchange
+        self.last = last
+        """Number of the backward pass of a step that is the last; infinity: gradients are only added up."""
+
+    def expect(self, slot: Slot) -> None:
+        """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`, from which what the residual has
+        absorbed is cleared. UsageError, if there is something else."""
+        if slot.stage is Stage.ABSORBED:
+            self._refuse_dropped(slot)
+            slot.parameter.grad = None
+        elif slot.stage is not Stage.OPEN or not slot.passes:
+            self._exchange.expect(slot)
+
+    def has_gone(self, slot: Slot) -> bool:
+        """Whether autograd has left no gradient. What the residual has absorbed of earlier passes stays there."""
+        if slot.stage is not Stage.ABSORBED:
+            return self._exchange.has_gone(slot)
+        if slot.parameter.grad is not None or slot.parameter.requires_grad:
+            return False
+        slot.hide()
+        return True
+
+    def gradient(self, slot: Slot) -> None:
+        """Take what autograd has added to the `.grad` of `slot` after the last pass, and before that absorb it."""
+        slot.note_made()
+        slot.passes += 1
+        if slot.passes < self.last:
+            self._hold(slot)
+            return
+        if slot.parameter.grad is None:
+            raise UsageError(WAS_DROPPED.format(name=slot.name))
+        slot.stage = Stage.OPEN
+        self._exchange.gradient(slot)
+
+    def _hold(self, slot: Slot) -> None:
+        """Have the residual absorb the gradient of a pass before the last; one that is not finite stays in `.grad`."""
+        feedback = self._exchange.feedback
+        if slot.parameter.grad is None or slot.slices is not None or not feedback.absorbs(slot.name):
+            return
+        slot.check_kind()
+        grad = self._exchange.lifetime.owned(slot) if self._exchange.scaling.skips else slot.grad
+        try:
+            feedback.absorb(grad, slot.name)
+        except NonFiniteGradient:
+            slot.stage = Stage.OPEN
+        else:
+            slot.stage = Stage.ABSORBED
+            slot.hide()
+
+    def finish(self) -> None:
+        """Before a step: take what passes have brought that no last one followed. UsageError, if that is not there.
+
+        What a residual has absorbed is sent as it is sent after the last pass, by a gradient of zeros.
+        """
+        left = [slot for slot in reversed(self._exchange.slots) if slot.passes]
+        for slot in left:
+            if slot.stage is Stage.ABSORBED or (slot.stage is Stage.OPEN and slot.parameter.grad is None):
+                slot.check_kind()
+                self._refuse_dropped(slot)
+        self._exchange.failed = True  # if anything ends it half-way
+        for slot in left:
+            if slot.stage is Stage.ABSORBED:
+                slot.stage, slot.parameter.grad = Stage.OPEN, torch.zeros_like(slot.parameter)
+                slot.note_made()
+                self._exchange.take(slot)
+        self._exchange.failed = False
+
+    def _refuse_dropped(self, slot: Slot) -> None:
+        if not slot.is_guarded:
+            raise UsageError(WAS_DROPPED.format(name=slot.name))
+
+
+class Prefetch:
+    """Has the residual of the next gradient of the `queue` copied from the host's memory when a gradient has come."""
+
+    def __init__(self, queue: LaunchQueue):
+        self._queue, self._buckets = queue, list[Bucket]()
+
+    def __call__(self, slot: Slot) -> None:
+        """Start copying that which is needed after that of `slot`."""
+        if self._buckets is not self._queue.buckets:  # at the start, and when the order has been learnt
+            self._buckets, keeps = self._queue.buckets, self._queue.feedback.keeps_residual
+            slots = [one for bucket in self._buckets for one in bucket.slots if keeps(one.name)]
+            self._next = dict(pairwise(slots))
+        if slot in self._next:
+            name = self._next[slot].name
+            self._queue.feedback.residual.of(name).prefetch(name)
+
+
+# --- Messages that ranks make in rounds, or whose form depends on the number of the step ---
+
+
+class InRounds(UnderWay):
+    """The buckets under way, where ranks make some payloads in rounds."""
+
+    def end_rounds(self, remember: Callable[[Bucket], None] = lambda bucket: None) -> None:
+        """Make these payloads: each round for all tensors in the same order."""
+        while waiting := [bucket for bucket in self if isinstance(bucket.message, Round)]:
+            for bucket in waiting:
+                assert isinstance(bucket.message, Round)
+                bucket.message = self.feedback.end_round(bucket.message)
+                remember(bucket)
+                self.feedback.send(bucket.message)
+
+
+def under_way(feedback: ErrorFeedback, slots: Sequence[Slot]) -> UnderWay:
+    """Return what holds the buckets of `slots` whose messages are under way, sent by `feedback`."""
+    return (InRounds if hasattr(feedback.compressor, "agree") else UnderWay)(feedback, slots)
+
+
+class Varying(LaunchQueue):
+    """Launches nothing before the end of the first step, in which ranks compare its number: messages depend on it."""
+
+    _is_compared = False
+
+    def launch(self, step: int, complete: bool = False) -> None:
+        """Launch what is ready, as ever. Raises UsageError, on all ranks, if they number the step differently."""
+        if complete and not self._is_compared:
+            self.sums([], step)
+            self._is_compared = True
+        if self._is_compared:
+            super().launch(step, complete)
+
+
+def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:
+    """Raise UsageError, on all ranks, if momentum is corrected and some of `world_size` ranks had no gradient of one of
+    `slots`: their velocity would neither be sent nor decay. `presence`: how many ranks had one, of each."""
+    some = next((slot for slot in slots if 0 < presence[slot.index] < world_size), None)
+    if some is not None:
+        raise UsageError(
+            f"{some.name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
+            "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
+        )
 
 
 # --- Updates that wait for all averages: with a limit on their norm, or a GradScaler and streamed gradients ---
@@ -183,7 +343,7 @@ class Scaling(Unscaled):
             return
         for slot, payload in zip(bucket.slots, message.payloads, strict=True):
             if slot.is_taken and slot.name not in refused and not self._feedback.compressor_of(slot.name).lossless:
-                slot.sent = payload if message.is_gathered else payload.holding(payload.buffer.clone())
+                slot.sent = payload.holding(payload.buffer.clone()) if isinstance(message, Summed) else payload
 
     def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:
         """Put back what was sent of the slots `arrived`, and raise Skipped."""
@@ -225,11 +385,17 @@ def build_exchange(
         lifetime = Kept(scaling, settings.max_local_grad_norm, others)
     held = largest if settings.streamed else nbytes
     route = Flat(feedback) if levels.node is None else ByNodes(slots, feedback, levels.node, held)
-    queue = LaunchQueue(slots, world, route, scaling, settings.merge)
+    kind = Varying if feedback.varies and world.world_size > 1 else LaunchQueue
+    queue = kind(under_way(feedback, slots), slots, world, route, lifetime, settings.merge)
+    if feedback.compressor.momentum is not None:
+        queue.checks.append(refuse_partly_absent)
     if world.world_size > 1 and not settings.in_backward:  # which updates some before the others are sent
         queue.comparisons.append(Drift(slot.parameter for slot in slots))
     measures = settings.max_grad_norm is not None or (settings.streamed and scaling.skips)
-    updater = (MeasuringUpdater if measures else Updater)(optimizer, queue, lifetime)
+    updater = (MeasuringUpdater if measures else Updater)(optimizer, queue)
     updater.largest = settings.max_grad_norm
     is_alone = isinstance(world, LocalCommunicator)  # and may be forked
-    return Exchange(queue, updater, lifetime, bool if is_alone else partial(refuse_fork, os.getpid()))
+    exchange = Exchange(queue, updater, bool if is_alone else partial(refuse_fork, os.getpid()))
+    if settings.residual_device is not None:
+        exchange.on_gradient.append(Prefetch(queue))
+    return exchange

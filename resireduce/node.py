@@ -11,7 +11,7 @@ from resireduce.comm.base import Communicator, Handle
 from resireduce.core.bucket import Bucket, Slot, Stage
 from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message
-from resireduce.core.step import Flat, LaunchQueue
+from resireduce.core.step import Flat, LaunchQueue, Streamed
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
 
@@ -75,6 +75,9 @@ class ByNodes(Flat):
             self._take(slot, mean if present[slot.index] else None, queue, step)
         self._launched, self._unknown = 0, {}
 
+    def leave_out(self, slot: Slot) -> None:
+        """Send zeros of `slot` to other nodes: a sum of finite gradients has overflowed."""
+
     @exactly
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, all of whose gradients are there."""
@@ -123,18 +126,16 @@ class ByNodes(Flat):
     def agree(self) -> list[int]:
         """Return how many ranks of the node have a gradient, for each slot."""
         mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
-        found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
-        return found
+        return self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
 
     # --- averages on their way back: slices are gathered, so that every rank has the whole ---
 
     @exactly
-    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, lifetime: Streamed) -> list[Tensor]:
         """Return the averages of `slots` of a `bucket`, dense and whole: all of the bucket are gathered at once."""
         if any(slot.average is None for slot in slots):
             assert isinstance(bucket.message, Message)
-            count = len(bucket.slots)
-            received = self.feedback.receive(bucket.message, range(count), [None] * count)
+            received = self.feedback.receive(bucket.message, range(len(bucket.slots)), bucket.message.room)
             own = [slot.slices.padded(one) for slot, one in zip(bucket.slots, received, strict=True)]  # type: ignore[union-attr]
             del received
             rows = self.gathered(own[0] if len(own) == 1 else torch.cat(own), bucket.slots[0].name)

@@ -102,7 +102,6 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
         )
         settings = Settings(scheme, compressor, density, groups=grouping, residual_dtype=precision)
         feedback, _ = build_feedback(model, parameters, find_compressor(settings), LocalCommunicator(), settings)
-        feedback.finiteness.at_once = False  # as in training: a GPU is asked once a step
         for name, parameter in parameters.items():
             feedback.register(name, parameter)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Generator, Tensor
 
 from resireduce.compressors.dgc import DGCSimple
+from resireduce.compressors.packed import SparseCompressor
 from resireduce.compressors.thresholds import FITS, GaussianK, RedSync, RedSyncTrim, SIDCo
-from resireduce.compressors.topk import SparseCompressor
 from resireduce.pieces import share
 
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from benchmarks.training.measure_rank import in_turn, now
 from resireduce.compressors.topk import TopK
 from resireduce.core.messages import Payload
 from resireduce.kernels.gpu import bucket, one_pass, self_check
+from resireduce.kernels.gpu.one_pass import BLOCK
 from resireduce.kernels.ops import by_keys
 from resireduce.pieces import generator
 from resireduce.residuals.stored import Blocks
@@ -84,7 +86,7 @@ def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[W
         return own.codes.clone(), own.scales.clone()
 
     def encoded_plainly(x: Tensor) -> tuple[Tensor, ...]:
-        scales, codes = self_check.plain_codes(x, drawn, bits)
+        scales, codes = _plain_codes(x, drawn, bits)
         return _stored(codes, bits), scales
 
     yield "encode", (encoded_plainly, encoded)
@@ -92,11 +94,24 @@ def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[W
     yield "decode", (lambda x: (plain.add_to_(x),), lambda x: (decoded(x, plain.codes, plain.scales, bits) or x,))
 
 
+def _plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Return the scale of each block of 1-D `flat`, and the code of each element, both float32, by plain torch.
+
+    A code is the element over its scale plus what is `drawn` for it, rounded down; of 8 or 4 `bits`.
+    """
+    largest = torch.tensor(2.0 ** (bits - 1) - 1, device=flat.device)
+    values = pad(flat.float(), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    scales = values.abs().amax(1) / largest
+    steps = scales.clamp(min=torch.finfo(torch.float32).tiny)
+    codes = (values / steps[:, None]).view(-1)[: flat.numel()].add(drawn).floor()
+    return scales, codes.clamp(-largest, largest)
+
+
 def _stored(codes: Tensor, bits: int) -> Tensor:
     """Return whole numbers as they lie in memory."""
     if bits == 8:
         return codes.to(torch.int8)
-    pairs = torch.nn.functional.pad(codes.add(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
+    pairs = pad(codes.add(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
     return pairs[:, 0] | (pairs[:, 1] << 4)
 
 

@@ -24,7 +24,7 @@ from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.comm.local import LocalCommunicator, PretendCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.core.messages import Message, Payload
+from resireduce.core.messages import Message, Payload, Summed
 from resireduce.merging.profile import TIMED_STEPS
 from resireduce.merging.rules import TIMED
 
@@ -106,7 +106,7 @@ class Compression:
             message = feedback.compress({name: grad}, self._step)
             compress = time.perf_counter() - start
             assert isinstance(message, Message)
-            (payload,), peers = message.payloads, self._peers if message.is_gathered else [1]
+            (payload,), peers = message.payloads, [1] if isinstance(message, Summed) else self._peers
             averaging = {str(count): self._average(payload, name, count) for count in peers}
             found.append({"elements": values.numel(), "compress_seconds": compress, "average_seconds": averaging})
         feedback.states.commit()

@@ -73,6 +73,10 @@ def _device(group: dist.ProcessGroup) -> torch.device:
 # --- Collectives ---
 
 
+NOTHING: tuple[Handle[Any], Callable[[], object]] = Handle(list, lambda: True), list
+"""Of a collective of unequal sizes that is under way: brings the sizes; launches the elements. Here of none."""
+
+
 class TorchCommunicator(Communicator):
     """The ranks of `group` (None: all), or of the one of its `parts` that this rank is in. ConfigError if no process
     group has been initialised.
@@ -100,12 +104,12 @@ class TorchCommunicator(Communicator):
         self.group = group = self._pooled.group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self._backend, self.control_device = dist.get_backend(group), _device(group)
-        self._ragged: tuple[Handle[Any], Callable[[], object]] | None = None  # brings sizes; launches the elements
+        self._ragged = NOTHING
 
     @property
     def would_block(self) -> bool:
         """Whether a gather or an exchange, which must be launched before any other collective, still lacks sizes."""
-        return self._ragged is not None and not self._ragged[0].is_ready()
+        return not self._ragged[0].is_ready()
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         numbers = dist.get_process_group_ranks(self.group)
@@ -157,8 +161,7 @@ class TorchCommunicator(Communicator):
 
     def _near(self, tensor: Tensor) -> Tensor:
         """Return `tensor`, or its pinned copy in the host's memory if it travels through that, to be sent now."""
-        if self._ragged is not None:
-            self._ragged[1]()  # the elements of a collective of unequal sizes that is under way leave first
+        self._ragged[1]()  # the elements of a collective of unequal sizes that is under way leave first
         self._pooled.launched += 1
         if self._backend != "gloo" or not tensor.is_cuda:
             return tensor
@@ -171,7 +174,7 @@ class TorchCommunicator(Communicator):
 
         @cache
         def launch() -> Handle[Sequence[Tensor]]:
-            self._ragged = None
+            self._ragged = NOTHING
             return launch_elements([int(size) for size in sizes.wait()])
 
         self._ragged = sizes, launch  # before any other collective: all ranks launch in one order, wherever each waits

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State, count, number
+from resireduce.compressors.packed import SparseCompressor
 from resireduce.compressors.thresholds import reaching
-from resireduce.compressors.topk import SparseCompressor, TopK, largest_without_zeros
+from resireduce.compressors.topk import TopK, largest_without_zeros
 from resireduce.core.messages import Payload
 from resireduce.pieces import row_pieces, share
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.core.messages import MESSAGES, Dense, Message, Payload, Round, Rounds, joined
+from resireduce.core.messages import Dense, Found, Message, Payload, Round, Rounds, Sized, Summed, joined
 from resireduce.errors import check, check_count, check_share, is_number
 
 if TYPE_CHECKING:
@@ -152,16 +152,6 @@ class Compressor(ABC):
         return True
 
     @property
-    def exact(self) -> bool:
-        """Whether the values sent are the gradient's own, so that sent + error = gradient bit for bit."""
-        return True
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether the mean of what is sent, over all random choices, is the gradient."""
-        return self.lossless
-
-    @property
     def momentum(self) -> Momentum | None:
         """Momentum that is formed on each rank before compression, in place of the optimizer's, if any."""
         return None
@@ -268,7 +258,9 @@ class Compressor(ABC):
 
     def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
         """Return the message of `payloads`, one for each of `names`, by the collective that combines them."""
-        return MESSAGES[self.collective].of(names, self, payloads)
+        gathered = Message if self.equal_sizes else Sized
+        kind = {"all_gather": gathered, "all_reduce": Summed, "rounds": Found}[self.collective]
+        return kind.of(names, self, payloads)
 
 
 @dataclass(frozen=True)
@@ -281,16 +273,6 @@ class Selecting(Compressor):
     @classmethod
     def from_density(cls, density: float) -> Self:
         return cls(density)
-
-
-@dataclass(frozen=True)
-class Inexact(Compressor):
-    """The common base of compressors that send rounded values, or values computed from others, not the gradient's own.
-
-    What they lack is the error.
-    """
-
-    exact: ClassVar[bool] = False
 
 
 # --- The common base of compressors for which all ranks together decide what is sent; each names its own paper ---

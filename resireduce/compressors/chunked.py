@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.compressors.base import Agreeing, Inexact, Selecting, State, count
+from resireduce.compressors.base import Agreeing, Selecting, State, count
 from resireduce.core.messages import Payload, Rounds
 from resireduce.kernels.codes import pack_codes, unpack_codes
 from resireduce.kernels.ops import norms_of_blocks
@@ -14,7 +14,7 @@ from resireduce.pieces import share, slices
 
 
 @dataclass(frozen=True)
-class Chunked(Selecting, Inexact):
+class Chunked(Selecting):
     """Sends of each chunk of 4096 elements the k largest magnitudes, k = max(1, floor(density x 4096)): 14 bits each.
 
     Twelve bits are the place in the chunk. Two are the value: its sign, and whether it is larger than the mean

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Momentum, Selecting, count, number
+from resireduce.compressors.packed import SparseCompressor
 from resireduce.compressors.thresholds import few_reaching, reaching_or_largest
-from resireduce.compressors.topk import SparseCompressor
 from resireduce.kernels.ops import largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 

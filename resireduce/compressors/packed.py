@@ -1,13 +1,18 @@
 """Values, and the gaps between indices in Golomb-Rice code: Sattler et al., "Sparse binary compression: towards
-distributed deep learning with minimal communication", IJCNN 2019, which has Golomb's codes; here Rice's."""
+distributed deep learning with minimal communication", IJCNN 2019, which has Golomb's codes; here Rice's. And what all
+compressors share that send values and indices."""
 
-from dataclasses import replace
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from resireduce.core.messages import Payload
+from resireduce.compressors.base import Compressor
+from resireduce.core.messages import Message, Payload, Ragged, Round
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
+from resireduce.kernels.ops import add_sent_each_, index_dtype
 
 # --- Indices as gaps in Golomb-Rice codes: Rice and Plaunt, IEEE Trans. Commun. 1971; Golomb, IEEE Trans. Inf. Theory
 # 1966, shows that they suit gaps between events that are equally probable. ---
@@ -71,3 +76,62 @@ def unpack(payload: Payload, dtype: torch.dtype) -> Payload:
     values = payload.buffer[HEADER:stop].clone().view(dtype)
     unpacked = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
     return replace(unpacked, shape=payload.shape, dtype=payload.dtype)
+
+
+# --- The common base of compressors that send some elements as values and indices ---
+
+
+@dataclass(frozen=True)
+class SparseCompressor(Compressor):
+    """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
+
+    half: bool = field(default=False, kw_only=True)
+    """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
+    coded: bool = field(default=False, kw_only=True)
+    """Whether indices travel as the gaps between them, in Golomb-Rice code (`packed.py`): at random places a hundredth
+    more than n x H(k / n) bits, H the binary entropy, and fewer where they lie together. Messages differ in length."""
+
+    @property
+    def equal_sizes(self) -> bool:
+        return not self.coded
+
+    @abstractmethod
+    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
+        return self.packed(grad, self.select(grad.view(-1), name, step))
+
+    def packed(self, grad: Tensor, indices: Tensor) -> Payload:
+        """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
+        flat = grad.view(-1)
+        values = flat.index_select(0, indices)
+        if self.half:
+            wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
+            limit = torch.finfo(torch.float16).max
+            values = wide.clamp_(-limit, limit).to(torch.float16)
+            if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
+                kept = values.nonzero().view(-1)
+                values, indices = values[kept], indices[kept]
+        if self.coded:
+            return pack(values, indices, grad)
+        kind = Payload if self.equal_sizes else Ragged
+        return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
+
+    def _unpacked(self, payload: Payload) -> Payload:
+        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
+
+    def sent_indices(self, payload: Payload) -> Tensor:
+        return self._unpacked(payload).parts()[1].long()
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        payload = self._unpacked(payload)
+        if not add_sent_each_([(dense, [payload])], scale, zero=False):
+            values, indices = payload.parts()
+            dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
+        return dense
+
+    def way_to_send(self, at_once: Callable[..., Message]) -> Callable[..., Message | Round]:
+        """Return how a bucket is sent: `at_once`, which sends values and indices as they are, or one by one."""
+        return Compressor.send if self.half or self.coded else at_once

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Agreeing, Inexact, State, checked, count
+from resireduce.compressors.base import Agreeing, State, checked, count
 from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import is_number
 from resireduce.pieces import generator, row_pieces
@@ -35,7 +35,7 @@ def orthonormal(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PowerSGD(Agreeing, Inexact):
+class PowerSGD(Agreeing):
     """Sends two narrow matrices, P = M Q and then M^T P, which all-reduces sum: M is the gradient, Q the last M^T P.
 
     Algorithm 1, with warm start: P and M^T P have `rank` columns, and those of P are made orthonormal after it has been

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce import private
-from resireduce.compressors.base import Collective, Inexact, add_where_, checked, count
+from resireduce.compressors.base import Collective, Compressor, add_where_, checked, count
 from resireduce.core.messages import Message, Payload, Round, Summed
 from resireduce.errors import is_count, is_number
 from resireduce.kernels.codes import BYTE, octets, pack_codes, unpack_codes
@@ -25,7 +25,7 @@ FLOATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True)
-class Fp16(Inexact):
+class Fp16(Compressor):
     """Sends every element as float16, summed by an all-reduce; what rounding takes away is the error.
 
     Values beyond `largest` are sent as `largest`; the rest is error too.
@@ -90,7 +90,7 @@ def _add_each_(targets: Sequence[Tensor], halves: Sequence[Tensor], scale: float
 
 
 @dataclass(frozen=True)
-class Block8(Inexact):
+class Block8(Compressor):
     """Sends every element as the nearest of 255 levels, multiples of its block's largest magnitude / 127: 8 bits.
 
     Rounding is to the nearest, without a draw. Each rank decodes all payloads: nothing is quantised twice.
@@ -191,7 +191,7 @@ class Block4(Block8):
 
 
 @dataclass(frozen=True)
-class Fp8(Inexact):
+class Fp8(Compressor):
     """Sends every element as a float of 8 bits, scaled so that its block's largest magnitude is the largest of these.
 
     Rounding is to the nearest, and relative: small elements of a block keep as many digits as large ones.
@@ -231,7 +231,7 @@ LEVELS = 127
 
 
 @dataclass(frozen=True)
-class QSGD(Inexact):
+class QSGD(Compressor):
     """Each bucket of elements as its norm and, for each element, a level: 127 |x| / norm, rounded at random, signed.
 
     Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte per element, four per bucket.
@@ -239,8 +239,6 @@ class QSGD(Inexact):
     Source: QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS
     2017.
     """
-
-    unbiased: ClassVar[bool] = True
 
     norm: float = checked(2.0, lambda norm: norm in (2, math.inf), "2 or infinity")
     """Which norm a bucket is scaled by: 2 (the paper's) or infinity."""
@@ -279,7 +277,7 @@ class QSGD(Inexact):
 
 
 @dataclass(frozen=True)
-class TernGrad(Inexact):
+class TernGrad(Compressor):
     """Sends -s, 0 or s for every element, in two bits: s its sign with probability |x| / s, s the largest magnitude.
 
     Magnitudes are first clipped (section 3.3) at 2.5 deviations from zero, sqrt(mean x^2), which is the deviation of
@@ -293,10 +291,6 @@ class TernGrad(Inexact):
         2.5, lambda clip: clip is None or (is_number(clip) and clip > 0), "a number of deviations, more than 0, or None"
     )
     """In deviations, more than 0; None: nothing is clipped."""
-
-    @property
-    def unbiased(self) -> bool:
-        return self.clip is None
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return two planes of bits, "not zero" and "negative", and s, in float32 (float64 for float64)."""
@@ -334,7 +328,7 @@ MANTISSA = 23
 
 
 @dataclass(frozen=True)
-class Natural(Inexact):
+class Natural(Compressor):
     """Sends every element as one of the two powers of two around it, drawn so that it is right on average: a sign and
     an exponent in 8 bits.
 
@@ -344,8 +338,6 @@ class Natural(Inexact):
     Source: Natural compression: Horvath et al., "Natural compression for distributed deep learning", MSML 2022, section
     2.
     """
-
-    unbiased: ClassVar[bool] = True
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return one byte per element, and the largest exponent, in 32 bits."""

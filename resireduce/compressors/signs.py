@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Inexact, Momentum, number
+from resireduce.compressors.base import Compressor, Momentum, number
 from resireduce.core.messages import Payload
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
 from resireduce.pieces import pieces
@@ -23,7 +23,7 @@ def pack_signs(flat: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Signs(Inexact):
+class Signs(Compressor):
     """The common base of compressors that send a bit for each element, and one number, which bits negate, or two."""
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Selecting, State, count, number
-from resireduce.compressors.topk import SparseCompressor
+from resireduce.compressors.packed import SparseCompressor
 from resireduce.core.messages import Payload
 from resireduce.errors import choose
 from resireduce.kernels.ops import infinity_norm

@@ -1,87 +1,21 @@
-"""Top-k and random-k sparsification, and what all compressors share that send values and indices."""
+"""Top-k and random-k sparsification."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
-from resireduce.compressors.packed import pack, unpack
-from resireduce.core.messages import Message, Payload, Ragged, Round
-from resireduce.kernels.ops import add_sent_each_, in_one_launch, largest_each, largest_magnitudes
+from resireduce.compressors.base import Collective, Selecting, add_where_
+from resireduce.compressors.packed import SparseCompressor
+from resireduce.core.messages import Message, Payload, Round
+from resireduce.kernels.ops import add_sent_each_, in_one_launch, index_dtype, largest_each, largest_magnitudes
 from resireduce.pieces import generator, one_of_each, share
 
 if TYPE_CHECKING:
     from resireduce.core.feedback import Finiteness, Sum
-
-# --- The common base of compressors that send some elements as values and indices ---
-
-
-@dataclass(frozen=True)
-class SparseCompressor(Compressor):
-    """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
-
-    half: bool = field(default=False, kw_only=True)
-    """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
-    coded: bool = field(default=False, kw_only=True)
-    """Whether indices travel as the gaps between them, in Golomb-Rice code (`packed.py`): at random places a hundredth
-    more than n x H(k / n) bits, H the binary entropy, and fewer where they lie together. Messages differ in length."""
-
-    @property
-    def equal_sizes(self) -> bool:
-        return not self.coded
-
-    @property
-    def exact(self) -> bool:
-        return not self.half
-
-    @abstractmethod
-    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""
-
-    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
-        return self.packed(grad, self.select(grad.view(-1), name, step))
-
-    def packed(self, grad: Tensor, indices: Tensor) -> Payload:
-        """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
-        flat = grad.view(-1)
-        values = flat.index_select(0, indices)
-        if self.half:
-            wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
-            limit = torch.finfo(torch.float16).max
-            values = wide.clamp_(-limit, limit).to(torch.float16)
-            if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
-                kept = values.nonzero().view(-1)
-                values, indices = values[kept], indices[kept]
-        if self.coded:
-            return pack(values, indices, grad)
-        kind = Payload if self.equal_sizes else Ragged
-        return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
-
-    def _unpacked(self, payload: Payload) -> Payload:
-        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
-
-    def sent_indices(self, payload: Payload) -> Tensor:
-        return self._unpacked(payload).parts()[1].long()
-
-    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        payload = self._unpacked(payload)
-        (dtype, count), (index_dtype, _) = payload.layout
-        known = (dtype, index_dtype) == (torch.float32, torch.int32)  # as compiled code takes them
-        if known and add_sent_each_([(dense, [(payload.buffer, count)])], scale, zero=False):
-            return dense
-        values, indices = payload.parts()
-        dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
-        return dense
-
-
-def index_dtype(like: Tensor) -> torch.dtype:
-    """Return in which dtype flat indices of a tensor `like` this one travel: int32, and int64 from 2^31 elements on."""
-    return torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
 
 
 def largest_without_zeros(flat: Tensor, k: int) -> Tensor:
@@ -100,13 +34,18 @@ class TopK(Selecting, SparseCompressor):
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
+    @cached_property
+    def _way(self) -> Callable[..., Message | Round]:
+        return self.way_to_send(TopK.send_at_once)
+
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
+        return self._way(self, sums, finiteness)
+
+    def send_at_once(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message:
         """Return the message of a bucket, whose `sums` are all formed and compressed at once.
 
         On a GPU the kernels that add gradients to residuals look for NaN.
         """
-        if self.half or self.coded:
-            return super().send(sums, finiteness)
         checked = [one.gradient for one in sums if one.gradient is not None]
         looks = len(checked) == len(sums) and in_one_launch(checked) and all(one.is_addition for one in sums)
         if not looks:
@@ -141,8 +80,7 @@ class TopK(Selecting, SparseCompressor):
         if in_one_launch(dense):
             from resireduce.kernels.gpu import bucket
 
-            room, norms = bucket.room_for_norms(dense) if weighs else (None, ())
-            return buffer, payloads, bucket.compress_topk_(pairs, ks, parts, checked, room), norms
+            return buffer, payloads, *bucket.compress_topk_(pairs, ks, parts, checked, weighs)
         if not largest_each([*zip(dense, ks, added, parts, strict=True)]):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
@@ -151,11 +89,7 @@ class TopK(Selecting, SparseCompressor):
         return buffer, payloads, None, ()
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        sent = [
-            (dense, [(payload.buffer, payload.layout[0][1]) for payload in own])
-            for dense, own in zip(targets, payloads, strict=True)
-        ]
-        if self.half or self.coded or not add_sent_each_(sent, scale, zero=True):
+        if not add_sent_each_([*zip(targets, payloads, strict=True)], scale, zero=True):
             super().combine_each_(targets, payloads, scale)
 
 

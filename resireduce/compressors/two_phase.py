@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.compressors.base import Agreeing, Collective, Compressor, Inexact, State
+from resireduce.compressors.base import Agreeing, Collective, Compressor, State
 from resireduce.compressors.quantized import Block4, Block8, Fp8
 from resireduce.core.messages import AllGather, AllToAll, Payload, Rounds
 from resireduce.kernels.codes import BYTE
@@ -18,7 +18,7 @@ BLOCK8, BLOCK4, FP8 = Block8(), Block4(), Fp8()
 
 
 @dataclass(frozen=True)
-class Block8TwoPhase(Agreeing, Inexact):
+class Block8TwoPhase(Agreeing):
     """Sends each part of a tensor to the rank that owns it, and the mean of what an owner receives to all ranks.
 
     Each rank owns an equal part. Both messages have 8 bits an element, so that a rank sends two bytes an element, and

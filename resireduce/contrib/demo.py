@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.compressors.base import Inexact, Selecting
+from resireduce.compressors.base import Selecting
 from resireduce.core.messages import Payload
 from resireduce.kernels.ops import infinity_norm
 from resireduce.pieces import PIECES, SMALLEST, share, slices
@@ -21,7 +21,7 @@ ROOM = 16
 
 
 @dataclass(frozen=True)
-class DeMo(Selecting, Inexact):
+class DeMo(Selecting):
     """Sends of each tile of 64 x 64 elements the k largest coefficients of its cosine transform, k = max(1,
     floor(density x elements of a tile)), with 16 bits for the place of each.
 

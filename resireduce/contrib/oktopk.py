@@ -9,8 +9,9 @@ from torch import Tensor
 
 from resireduce.compressors.base import Agreeing, Collective, Selecting, State, count, number
 from resireduce.compressors.thresholds import few_reaching, not_above, planned
-from resireduce.compressors.topk import index_dtype, largest_without_zeros
+from resireduce.compressors.topk import largest_without_zeros
 from resireduce.core.messages import AllGather, AllToAll, Payload, Ragged, Rounds
+from resireduce.kernels.ops import index_dtype
 from resireduce.pieces import share
 
 RAISES, RAISE = 5, 1.03

@@ -144,9 +144,16 @@ class Slot:
             raise UsageError(f"the gradient of {self.name!r} is sparse: make its layer with sparse=False")
         self.made = None if grad is None else grad.data_ptr()
 
-    def own(self, grad: Tensor, shared: bool = False) -> Tensor:
-        """Return `grad`, which may be overwritten; if it is `shared`, since autograd may still hand out that memory to
-        others, or was put there by hand, a copy that replaces it."""
+    @property
+    def grad(self) -> Tensor:
+        """The gradient in `.grad`, where there is one."""
+        assert self.parameter.grad is not None
+        return self.parameter.grad
+
+    def own(self, shared: bool = False) -> Tensor:
+        """Return the gradient in `.grad`, which may be overwritten; if it is `shared`, since autograd may still hand
+        out that memory to others, or was put there by hand, a copy that replaces it."""
+        grad = self.grad
         if grad.is_meta or (grad.data_ptr() == self.made and not shared):
             return grad
         return self.copy_grad(grad)

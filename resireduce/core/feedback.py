@@ -1,6 +1,6 @@
 """Error feedback for one gradient (paper, section 2.2): compensate, compress, keep the rest, send, average."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
@@ -13,7 +13,7 @@ from torch import Tensor
 from resireduce import pieces, private
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor, MomentumCorrection, NoCompression, State
-from resireduce.core.messages import Message, Payload, Round
+from resireduce.core.messages import Into, Message, Payload, Round
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.ops import in_one_launch, is_finite
 from resireduce.residuals.base import Residual, Residuals, Rest
@@ -49,12 +49,13 @@ def exactly(function: Callable[P, T]) -> Callable[P, T]:
 class Finiteness:
     """Keeps NaN and infinity out of residuals and messages.
 
-    Each gradient is checked when it comes or, without `at_once`, only those on a CPU: on other devices one that is not
-    finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
+    Gradients on a CPU are checked when they come. On other devices one that is not finite is replaced by zeros, and the
+    host asks once, at the end of a step, if there was any.
     """
 
     def __init__(self) -> None:
-        self.at_once = True
+        self.waits_for: Container[str] = pieces.HOSTS
+        """Types of the devices on which gradients are checked when they come."""
         self.noted: list[tuple[Sequence[str], Tensor]] = []
         """Names of tensors, in the order in which gradients of this step came, and which of these a device has found
         not to be finite: 1 there, or 0; 1-D."""
@@ -91,7 +92,7 @@ class Finiteness:
 
     def checks_at_once(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
-        return self.at_once or grad.device.type in pieces.HOSTS
+        return grad.device.type in self.waits_for
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
@@ -172,12 +173,12 @@ class NoMomentum:
 class Sum:
     """Gradient + residual of tensor `name` in step number `step`, and what is kept of it (paper, section 2.2).
 
-    gradient: None if the residual has absorbed it or, unless it `is_there`, zeros are sent, of which nothing is kept.
+    gradient: None: zeros are sent, of which nothing is kept.
     """
 
-    def __init__(self, feedback: "ErrorFeedback", name: str, step: int, gradient: Tensor | None, is_there: bool):
+    def __init__(self, feedback: "ErrorFeedback", name: str, step: int, gradient: Tensor | None):
         self.feedback, self.residual = feedback, feedback.residual.of(name)
-        self.name, self.step, self.gradient, self.is_there = name, step, gradient, is_there
+        self.name, self.step, self.gradient, self.is_there = name, step, gradient, gradient is not None
 
     def drawn_from(self, compressor: Compressor) -> str:
         """Return what random choices are drawn from, with the step."""
@@ -204,9 +205,7 @@ class Sum:
         """Return two tensors: the caller adds the second to the first, in whose memory the sum is to lie. None in place
         of the second: the first is the sum already."""
         if self.gradient is None:
-            dense = self.residual.memory(self.name) if self.is_there else self.velocity_()
-            assert dense is not None
-            return dense, None
+            return self.velocity_(), None
         gradient, self.gradient = self.velocity_(), None  # free, where the sum is in the residual's memory
         addends = self.residual.addends(gradient, self.name)
         return addends or (self.residual.compensate_(gradient, self.name), None)
@@ -273,17 +272,22 @@ class ErrorFeedback:
         settings = self.compressor.momentum
         self.velocities = NoMomentum() if settings is None else MomentumCorrection(settings)
         self.finiteness = Finiteness()
-        """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
+        """Decides which gradients are refused."""
         self.kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         """Shape, dtype and device of each tensor's gradient."""
-        fixed, plain = self.compressor, NoCompression()
-        self.compressor_at: Callable[[int], Compressor] = lambda _: fixed
-        """Returns the compressor of all tensors that are not dense in a step after warm-up."""
+        plain, fixed = NoCompression(), self.compressor
+
+        def in_every_step(_: int) -> Compressor:
+            return fixed
+
+        at: Callable[[int], Compressor] = in_every_step
         if schedule is not None:
-            self.compressor_at = lambda step: schedule(step).for_world(communicator.world_size)
-        at = self.compressor_at
-        self._chosen = lru_cache(1)(lambda step: (plain if step < warm_up_steps else at(step), plain))
-        """Returns the compressors of a step: of tensors that are not dense, and of those that are."""
+            at = lru_cache(1)(lambda step: schedule(step).for_world(communicator.world_size))
+        self.compressor_at = at
+        """Returns the compressor of all tensors that are not dense in a step after warm-up."""
+        self._for_dense, self._for_others = plain, self.compressor_at
+        if warm_up_steps:
+            self._for_others = lambda step: plain if step < warm_up_steps else at(step)
         self.begin_step(0)
 
     # --- which compressor each tensor has in this step ---
@@ -296,7 +300,7 @@ class ErrorFeedback:
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
-        return self._chosen(self._step)[name in self.dense]
+        return self._for_dense if name in self.dense else self._for_others(self._step)
 
     def keeps_residual(self, name: str) -> bool:
         """Whether tensor `name` has a residual."""
@@ -318,7 +322,6 @@ class ErrorFeedback:
         self,
         gradients: Mapping[str, Tensor | None],
         step: int,
-        absorbed: Collection[str] = (),
         refused: dict[str, NonFiniteGradient] | None = None,
     ) -> Message | Round:
         """Return this rank's message of the tensors of a bucket, which are all dense, or all compressed.
@@ -331,7 +334,6 @@ class ErrorFeedback:
                 step, and sends zeros. These leave its residual as it is, and its compressor's state but for what it
                 learns of other ranks.
             step: number of the step, counted from 0; it seeds random choices.
-            absorbed: names of those whose whole gradient the residual has absorbed; `gradients` has None for them.
             refused: receives the error of each gradient that holds NaN or infinity, in place of which zeros are sent.
                 Without it, the error is raised, and nothing has changed. The tensor's residual is not touched; where
                 `finiteness` does not answer at once, zeros replace such a gradient.
@@ -342,8 +344,7 @@ class ErrorFeedback:
             if refused is None:
                 raise error
             refused[name] = error
-        held = {*there, *absorbed}
-        sums = [Sum(self, name, step, there.get(name), name in held) for name in gradients]
+        sums = [Sum(self, name, step, there.get(name)) for name in gradients]
         return self.compressor_of(sums[0].name).send(sums, self.finiteness)
 
     def keep_rests_(
@@ -401,11 +402,10 @@ class ErrorFeedback:
         return launched.wait()
 
     @exactly
-    def receive(self, message: Message, places: Sequence[int], into: Sequence[Tensor | None]) -> list[Tensor]:
+    def receive(self, message: Message, places: Sequence[int], into: Into) -> list[Tensor]:
         """Return the dense averages of what all ranks sent in `message`, as often as it is asked.
 
-        places: of which of its tensors, counted from 0. into: for each, the contiguous tensor that receives it; None:
-        it comes in new memory, or in that of the message.
+        places: of which of its tensors, counted from 0.
         """
         self.wait(message)
         return message.averages(places, into, 1 / self.communicator.world_size, self.states)

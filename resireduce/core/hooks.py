@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from resireduce.core.step import Exchange
 from resireduce.errors import UsageError
 from resireduce.settings import Settings
 from resireduce.watchers import COMPILED_AUTOGRAD, DISTRIBUTED, StepGuard, refuse_compiled_autograd, watch_orphans
+
+if TYPE_CHECKING:
+    from resireduce.forms import AddingUp
 
 # --- The hooks that hand over gradients, and their removal ---
 
@@ -67,8 +70,8 @@ class BackwardPasses:
         self.turn = threading.RLock()
         """Held by the hook that acts: autograd runs a thread for each device, and scripts may run several passes."""
         self.slots, self._exchange = exchange.slots, exchange
-        self.last_pass: float = settings.backward_passes_per_step
-        """Number of the backward pass of a step that is the last; infinity: gradients are only added up."""
+        self.intake: Exchange | AddingUp = exchange
+        """What is given the gradients."""
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         self._handles: list[RemovableHandle] = []  # that of the guard before steps is the first
@@ -125,7 +128,7 @@ class BackwardPasses:
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
         if not is_clear and comes:
             self._exchange.refuse_if_failed()
-            self._exchange.expect(slot)
+            self.intake.expect(slot)
 
     def _on_finished(self, slot: Slot, _: object) -> None:
         """Take this parameter's gradient, if one came: autograd also calls this if a function returned None."""
@@ -133,7 +136,7 @@ class BackwardPasses:
         if comes is None:
             self._announce(slot)
             comes = slot.parameter.grad is not None and not slot.is_guarded
-        if comes and not self._exchange.has_gone(slot):
+        if comes and not self.intake.has_gone(slot):
             if torch.is_grad_enabled():  # with create_graph=True; to switch it off each time would cost more
                 with torch.no_grad():
                     self._on_gradient(slot)
@@ -147,7 +150,7 @@ class BackwardPasses:
         if not self.under_way:
             self.under_way = True
             private.at_end_of_pass(self._end)
-        self._exchange.gradient(slot, self.last_pass)
+        self.intake.gradient(slot)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""

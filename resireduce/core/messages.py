@@ -1,7 +1,7 @@
 """What travels: the payload of a tensor, the payloads of a bucket in one message, and the rounds in which ranks make
 some payloads."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -128,6 +128,8 @@ class Ragged(Payload):
 
 SIZE_BYTES = 8
 """Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
+Into = Callable[[int], Tensor]
+"""Returns the contiguous tensor that receives the average of the tensor of this number in a message; or its `room`."""
 
 
 @dataclass(eq=False)
@@ -146,15 +148,10 @@ class Message:
     """The collective under way, once it has been launched."""
     received: Sequence[Sequence[Tensor]] = ()
     """For each tensor, once they have come, the buffers of all ranks, or their sum alone."""
-    is_gathered: ClassVar[bool] = True
-    """Whether every rank receives all ranks' messages, rather than their sum."""
 
     @classmethod
     def of(cls, names: Sequence[str], compressor: "Compressor", payloads: Sequence[Payload]) -> Self:
-        """Return the message of `payloads`, one for each of `names`, made by `compressor`; several are copied.
-
-        Gathered ones are aligned and, unless the compressor has `equal_sizes`, preceded by their sizes.
-        """
+        """Return the message of `payloads`, one for each of `names`, made by `compressor`; several are copied."""
         message = cls(names, compressor, payloads, payloads[0].buffer)
         if len(payloads) > 1:
             message.buffer, parts = message._joined([one.buffer for one in payloads])
@@ -162,12 +159,9 @@ class Message:
         return message
 
     def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        sizes = [one.nbytes for one in buffers]
-        header = 0 if self.compressor.equal_sizes else SIZE_BYTES * len(sizes)
-        message = torch.zeros(header + sum(map(_aligned, sizes)), dtype=torch.uint8, device=buffers[0].device)
-        if header:
-            message[:header].view(torch.int64).copy_(torch.tensor(sizes, device=message.device))
-        parts = self._parts(message, sizes)
+        """Return the message that holds `buffers`, each aligned, and its parts."""
+        message = torch.zeros(sum(_aligned(one.nbytes) for one in buffers), dtype=torch.uint8, device=buffers[0].device)
+        parts = _parts(message, [one.nbytes for one in buffers], buffers)
         private.copy_each_(parts, [*buffers])
         return message, parts
 
@@ -176,9 +170,14 @@ class Message:
         """Bytes that this rank sends, in all rounds."""
         return self.buffer.nbytes + sum(payload.rounds_bytes for payload in self.payloads)
 
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes that come from each rank; 0: a sum comes, in the message's own memory."""
+        return self.nbytes
+
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective, if any."""
-        self.handle = communicator.all_gather(self.buffer, self.names[0], self.compressor.equal_sizes)
+        self.handle = communicator.all_gather(self.buffer, self.names[0])
 
     def wait(self) -> None:
         """Wait for the collective."""
@@ -186,23 +185,18 @@ class Message:
             assert self.handle is not None
             self.received = self._cut(self.handle.wait())
 
-    def averages(
-        self, places: Sequence[int], into: Sequence[Tensor | None], scale: float, states: "CompressorStates"
-    ) -> list[Tensor]:
+    def room(self, place: int) -> Tensor:
+        """Return contiguous memory for the average of the tensor at `place`, counted from 0."""
+        own = self.payloads[place]
+        return torch.empty(own.shape, dtype=own.dtype, device=own.buffer.device)
+
+    def averages(self, places: Sequence[int], into: Into, scale: float, states: "CompressorStates") -> list[Tensor]:
         """Return the dense averages of some tensors, once their payloads have come; change the `states` that learn.
 
-        places: which of the tensors, counted from 0. into: for each, the contiguous tensor that receives it; None: it
-        comes in new memory, or in that of the message. scale: 1 / number of ranks.
+        places: which of the tensors, counted from 0. scale: 1 / number of ranks.
         """
-        for place in () if self.is_gathered else places:
-            name, payload = self.names[place], self.payloads[place]
-            if name in states.held:
-                self.compressor.learn_(states.working(name), payload.received(self.received[place][0]))
         payloads = [[*map(self.payloads[place].received, self.received[place])] for place in places]
-        averages = [
-            torch.empty(own[0].shape, dtype=own[0].dtype, device=own[0].buffer.device) if to is None else to
-            for to, own in zip(into, payloads, strict=True)
-        ]
+        averages = [into(place) for place in places]
         self.compressor.combine_each_(averages, payloads, scale)
         return averages
 
@@ -212,22 +206,32 @@ class Message:
 
     def _of_rank(self, message: Tensor) -> list[Tensor]:
         """Return the payloads' buffers in the `message` of a rank: views of it."""
-        if self.compressor.equal_sizes or message.is_meta:
-            return self._parts(message, [payload.buffer.nbytes for payload in self.payloads])
-        return self._parts(message, message[: SIZE_BYTES * len(self.payloads)].view(torch.int64).tolist())
+        buffers = [payload.buffer for payload in self.payloads]
+        return _parts(message, [one.nbytes for one in buffers], buffers)
 
-    def _parts(self, message: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        first = [] if self.compressor.equal_sizes else [SIZE_BYTES * len(sizes)]
-        parts = message.split([*first, *map(_aligned, sizes)])[len(first) :]
-        exact = [part if len(part) == size else part[:size] for part, size in zip(parts, sizes, strict=True)]
-        dtypes = [payload.buffer.dtype for payload in self.payloads]
-        return [one if dtype == torch.uint8 else one.view(dtype) for one, dtype in zip(exact, dtypes, strict=True)]
+
+class Sized(Message):
+    """Payloads whose sizes may differ between ranks: several are preceded by their sizes."""
+
+    def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+        sizes = torch.tensor([one.nbytes for one in buffers], device=buffers[0].device)
+        message, parts = super()._joined([sizes.view(torch.uint8), *buffers])
+        return message, parts[1:]
+
+    def launch(self, communicator: Communicator) -> None:
+        """Launch the all-gather."""
+        self.handle = communicator.all_gather(self.buffer, self.names[0], equal_sizes=False)
+
+    def _of_rank(self, message: Tensor) -> list[Tensor]:
+        header, buffers = SIZE_BYTES * len(self.payloads), [payload.buffer for payload in self.payloads]
+        told = [one.nbytes for one in buffers] if message.is_meta else message[:header].view(torch.int64).tolist()
+        return _parts(message[header:], told, buffers)
 
 
 class Summed(Message):
     """Payloads that are summed over all ranks, in their own memory, by an all-reduce."""
 
-    is_gathered: ClassVar[bool] = False
+    gathered_bytes: ClassVar[int] = 0
 
     def _joined(self, buffers: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
         message = torch.cat([*buffers])
@@ -236,6 +240,14 @@ class Summed(Message):
     def launch(self, communicator: Communicator) -> None:
         """Launch the all-reduce."""
         self.handle = communicator.all_reduce(self.buffer, self.names[0])
+
+    def averages(self, places: Sequence[int], into: Into, scale: float, states: "CompressorStates") -> list[Tensor]:
+        """Do as a gathered message does, and have the `states` of the compressor learn from the sums."""
+        for place in places:
+            name, payload = self.names[place], self.payloads[place]
+            if name in states.held:
+                self.compressor.learn_(states.working(name), payload.received(self.received[place][0]))
+        return super().averages(places, into, scale, states)
 
     def _cut(self, result: Any) -> Sequence[Sequence[Tensor]]:
         sizes = [one.buffer.numel() for one in self.payloads]
@@ -251,15 +263,18 @@ class Dense(Summed):
             self.buffer.mul_(1 / communicator.world_size)
         super().launch(communicator)
 
-    def averages(
-        self, places: Sequence[int], into: Sequence[Tensor | None], scale: float, states: "CompressorStates"
-    ) -> list[Tensor]:
-        """Return the sums of some gradients, which are averages: `into` these tensors, or in the message's memory."""
-        found = [self.received[place][0].view(self.payloads[place].shape) for place in places]
-        pairs = [(to, one) for to, one in zip(into, found, strict=True) if to is not None]
-        if pairs := [(to, one) for to, one in pairs if to.data_ptr() != one.data_ptr()]:
-            private.copy_each_([to for to, _ in pairs], [one for _, one in pairs])
-        return [one if to is None else to for to, one in zip(into, found, strict=True)]
+    def room(self, place: int) -> Tensor:
+        """Return the memory of the sum."""
+        own = self.payloads[place]
+        return own.buffer.view(own.shape)
+
+    def averages(self, places: Sequence[int], into: Into, scale: float, states: "CompressorStates") -> list[Tensor]:
+        """Return the sums of some gradients, which are averages: `into` these tensors."""
+        averages, found = [into(place) for place in places], [self.received[place][0] for place in places]
+        pairs = [(to, one) for to, one in zip(averages, found, strict=True) if to.data_ptr() != one.data_ptr()]
+        if pairs:
+            private.copy_each_([to.view(-1) for to, _ in pairs], [one for _, one in pairs])
+        return averages
 
 
 class Found(Summed):
@@ -280,12 +295,16 @@ class Found(Summed):
         """Launch nothing."""
 
 
-MESSAGES = {"all_gather": Message, "all_reduce": Summed, "rounds": Found}
-"""By how a compressor's payloads are combined, what they travel in."""
-
-
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _parts(message: Tensor, sizes: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of the beginning of `message`, each aligned, of so many bytes and the dtype of one `like` it."""
+    parts = message.split([*map(_aligned, sizes)])
+    exact = [part if len(part) == size else part[:size] for part, size in zip(parts, sizes, strict=True)]
+    dtypes = [one.dtype for one in like]
+    return [one if dtype == torch.uint8 else one.view(dtype) for one, dtype in zip(exact, dtypes, strict=True)]
 
 
 # --- The rounds in which ranks make some payloads; beside these a round may ask for a plain tensor's sum ---
@@ -332,6 +351,7 @@ class Round:
     """What is summed, in its own memory, or exchanged."""
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
+    gathered_bytes: ClassVar[int] = 0
 
     def go_on(self, result: Any = None) -> "Message | Round":
         """Return what follows once the `result` has come: the next round, or the message."""

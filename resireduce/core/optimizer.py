@@ -19,7 +19,7 @@ from resireduce.core.bucket import Slot, Stage, make_slots
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.hooks import BackwardPasses
 from resireduce.errors import UsageError, check_count, warn
-from resireduce.forms import build_exchange
+from resireduce.forms import AddingUp, build_exchange
 from resireduce.merging.rules import Costs
 from resireduce.settings import Settings
 from resireduce.watchers import NOT_HELD, OtherSteps, Resumed, only_makes_state
@@ -137,6 +137,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self._exchange.restart()
         # Last, as no hook may stay on a model that is refused.
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)
+        if settings.backward_passes_per_step > 1:
+            self._add_up(settings.backward_passes_per_step)
 
     # --- the backward pass ---
 
@@ -151,12 +153,20 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
 
     @contextmanager
     def _only_adding_up(self) -> Iterator[None]:
-        backward = self._backward
-        outer, backward.last_pass = backward.last_pass, math.inf
+        passes = self._add_up(last=1)
+        outer, passes.last = passes.last, math.inf
         try:
             yield
         finally:
-            backward.last_pass = outer
+            passes.last = outer
+
+    def _add_up(self, last: int) -> AddingUp:
+        """Return what adds up passes, from now on, of which number `last` ends a step, unless there is one already."""
+        intake = self._backward.intake
+        if not isinstance(intake, AddingUp):
+            intake = self._backward.intake = AddingUp(self._exchange, last)
+            self.before_step.append(intake.finish)
+        return intake
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, as the wrapped optimizer does.

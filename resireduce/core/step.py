@@ -1,19 +1,18 @@
 """One step: gradients are taken and compressed, their messages go out, and the averages come back."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.core.bucket import OVER, Bucket, Slot, Stage, arrange, in_buckets, is_shared, laid_out
+from resireduce.core.bucket import Bucket, Slot, Stage, arrange, in_buckets, is_shared, laid_out
 from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Round
+from resireduce.core.messages import Message
 from resireduce.core.update import Updater
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.guard import SECOND_BACKWARD, WAS_DROPPED
+from resireduce.guard import SECOND_BACKWARD
 from resireduce.merging.rules import Costs
 from resireduce.watchers import Drift, refuse_capture
 
@@ -34,10 +33,11 @@ class Exchange:
     What options change is done by its parts. `refuse_fork` raises in a fork of the process that was to train.
     """
 
-    def __init__(self, queue: "LaunchQueue", updater: Updater, lifetime: "Streamed", refuse_fork: Callable[[], object]):
+    def __init__(self, queue: "LaunchQueue", updater: Updater, refuse_fork: Callable[[], object]):
         self.slots, self.feedback, self.queue, self.updater = queue.slots, queue.feedback, queue, updater
-        self.lifetime, self.scaling, self._refuse_fork = lifetime, queue.scaling, refuse_fork
-        self.feedback.finiteness.at_once = False
+        self.lifetime, self.scaling, self._refuse_fork = queue.lifetime, queue.scaling, refuse_fork
+        self.on_gradient: list[Callable[[Slot], object]] = []
+        """What is told of each gradient that autograd has finished, before it is taken."""
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
         self.steps = 0
@@ -64,69 +64,30 @@ class Exchange:
     # --- gradients arrive, from a backward pass or by hand ---
 
     def expect(self, slot: Slot) -> None:
-        """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`, from which what the residual has
-        absorbed is cleared.
-
-        Raises UsageError if another has been put there by hand, since that memory may be in use elsewhere.
-        """
-        if slot.stage in OVER:
-            raise UsageError(SECOND_BACKWARD.format(name=slot.name))
-        if slot.stage is Stage.ABSORBED:
-            if not slot.is_guarded:
-                raise UsageError(WAS_DROPPED.format(name=slot.name))
-            slot.parameter.grad = None
-        elif not slot.passes and slot.parameter.grad is not None:
-            raise UsageError(WAS_THERE.format(name=slot.name))
+        """Raise UsageError, since autograd is about to add a gradient to that of `slot`, which is under way, or was put
+        into `.grad` by hand, so that its memory may be in use elsewhere."""
+        raise UsageError((WAS_THERE if slot.stage is Stage.OPEN else SECOND_BACKWARD).format(name=slot.name))
 
     def has_gone(self, slot: Slot) -> bool:
         """Whether autograd has left no gradient: the parameter of `slot` was frozen after the forward pass, or a hook
-        of somebody has dropped it. What the residual has absorbed of earlier passes stays there."""
-        if slot.parameter.grad is not None:
-            return False
-        if slot.stage is Stage.ABSORBED and not slot.parameter.requires_grad:
-            slot.hide()
-            return True
-        return slot.stage is Stage.OPEN
+        of somebody has dropped it."""
+        return slot.parameter.grad is None
 
-    def gradient(self, slot: Slot, passes: float) -> None:
-        """Take `slot`'s gradient, which autograd has finished.
-
-        passes: number of backward passes, of which the last is sent; infinity: this one is not the last.
-        """
+    def gradient(self, slot: Slot) -> None:
+        """Take `slot`'s gradient, which autograd has finished."""
         slot.note_made()
-        slot.passes += 1
-        if slot.passes < passes:
-            self._hold(slot)
-        else:
-            slot.stage = Stage.OPEN
-            self.queue.prefetch_after(slot)
-            self._take(slot)
-            self.lifetime.use_early(slot, self.updater)
+        for tell in self.on_gradient:
+            tell(slot)
+        self.take(slot)
+        self.lifetime.use_early(slot, self.updater)
 
-    def _hold(self, slot: Slot) -> None:
-        """Have the residual absorb the gradient of a pass before the last; one that is not finite stays in `.grad`."""
-        grad = slot.parameter.grad
-        if grad is None or slot.slices is not None or not self.feedback.absorbs(slot.name):
-            return
-        slot.check_kind()
-        if self.scaling.skips:
-            grad = self.lifetime.owned(grad, slot)
-        try:
-            self.feedback.absorb(grad, slot.name)
-        except NonFiniteGradient:
-            slot.stage = Stage.OPEN
-        else:
-            slot.stage = Stage.ABSORBED
-            slot.hide()
-
-    def _take(self, slot: Slot) -> None:
-        """Take `slot`'s gradient of this step, have it go its route, and launch what is ready."""
+    def take(self, slot: Slot) -> None:
+        """Take `slot`'s gradient of this step, which is in `.grad`, have it go its route, and launch what is ready."""
         slot.check_kind()
         try:
-            if not (slot.is_guarded and slot.stage is Stage.ABSORBED):  # else the residual has all of it
-                grad = self.gradient_of(slot)
-                self.queue.route.check_(grad, slot)
-                slot.gradient = grad.contiguous()
+            grad = self.lifetime.owned(slot)
+            self.queue.route.check_(grad, slot)
+            slot.gradient = grad.contiguous()
         except NonFiniteGradient as error:
             self.drop(slot, error)
         else:
@@ -135,13 +96,6 @@ class Exchange:
         self.lifetime.took(slot)
         self.queue.route.advance(slot, self.queue, self.steps)
         self.queue.launch(self.steps)
-
-    def gradient_of(self, slot: Slot) -> Tensor:
-        """Return the gradient that has come in this step, unscaled: it may be overwritten."""
-        grad = slot.parameter.grad
-        if grad is None or slot.stage is Stage.ABSORBED:
-            raise UsageError(WAS_DROPPED.format(name=slot.name))
-        return self.lifetime.owned(grad, slot)
 
     def drop(self, slot: Slot, error: NonFiniteGradient) -> None:
         """Leave a gradient out; the step goes on without it, so that all ranks reach its end."""
@@ -160,7 +114,7 @@ class Exchange:
             one.look()
         try:
             for slot in self.lifetime.pending(self):
-                self._take(slot)
+                self.take(slot)
             for slot in self.slots:  # room for the averages
                 slot.made = None
                 if slot.stage is Stage.GUARDED:
@@ -212,9 +166,9 @@ class Streamed:
         self.scaling, self.chunk_bytes = scaling, chunk_bytes
         """Averages of so many bytes may be alive at once, where the wrapped optimizer allows that."""
 
-    def owned(self, grad: Tensor, slot: Slot) -> Tensor:
-        """Return `grad`, which is in `.grad` of `slot`, unscaled: a copy, where others use its memory."""
-        return self.scaling.unscale_(slot.own(grad, is_shared(grad)))
+    def owned(self, slot: Slot) -> Tensor:
+        """Return what is in `.grad` of `slot`, unscaled: a copy, where others use its memory."""
+        return self.scaling.unscale_(slot.own(is_shared(slot.grad)))
 
     def took(self, slot: Slot) -> None:
         """Note that the gradient of `slot` has been taken, or dropped."""
@@ -227,9 +181,17 @@ class Streamed:
         """Use averages, if any are used early, when the gradient of `slot` has been taken in the backward pass."""
 
     def pending(self, exchange: Exchange) -> list[Slot]:
-        """Return the slots whose gradient, in `.grad`, also by hand, or absorbed, `step()` has to take: last first."""
-        left = [slot for slot in reversed(exchange.slots) if slot.stage in (Stage.OPEN, Stage.ABSORBED)]
-        return [slot for slot in left if slot.passes or slot.parameter.grad is not None]
+        """Return the slots whose gradient `step()` has to take, which is in `.grad`, perhaps by hand: last first."""
+        left = [slot for slot in reversed(exchange.slots) if slot.stage is Stage.OPEN]
+        return [slot for slot in left if slot.parameter.grad is not None]
+
+    def room(self, slot: Slot, message: Message, place: int) -> Tensor:
+        """Return the contiguous tensor that receives the average of `slot`, which is at `place` in the `message`."""
+        return message.room(place)
+
+    def deliver(self, slot: Slot, average: Tensor) -> None:
+        """Put the `average` of `slot` into `.grad`."""
+        slot.parameter.grad = laid_out(average, slot.parameter)
 
     def free(self, used: Sequence[Slot]) -> None:
         """Let averages go that have been used."""
@@ -251,17 +213,21 @@ class Flat:
         slot.is_ready = slot.is_taken
         queue.compress_ready(slot, step)
 
+    def leave_out(self, slot: Slot) -> None:
+        """Note that the gradient of `slot` that was to be compressed was not finite."""
+        slot.stage = Stage.DROPPED
+
     def complete(self, queue: "LaunchQueue", step: int) -> None:
         """Send on what is left, once all gradients of this rank have been taken. On two levels, take the tensors of
         which only other ranks of the node have a gradient."""
 
-    def averages(self, slots: Sequence[Slot], bucket: Bucket, into: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return the averages of `slots` of a `bucket`, whose message has come, perhaps in the tensors `into`."""
-        assert isinstance(bucket.message, Message)
-        targets = [one if one is not None and one.is_contiguous() else None for one in into]
-        chosen = {*slots}
-        places = [place for place, slot in enumerate(bucket.slots) if slot in chosen]
-        return self.feedback.receive(bucket.message, places, targets)
+    def averages(self, slots: Sequence[Slot], bucket: Bucket, lifetime: Streamed) -> list[Tensor]:
+        """Return the averages of `slots` of a `bucket`, which is under way; they may lie where `lifetime` has room."""
+        message = bucket.message
+        assert isinstance(message, Message)
+        places = {slot: place for place, slot in enumerate(bucket.slots)}
+        chosen = [places[slot] for slot in slots]
+        return self.feedback.receive(message, chosen, lambda place: lifetime.room(bucket.slots[place], message, place))
 
 
 # --- The queue of buckets: in which order their messages leave, and how they come back ---
@@ -286,13 +252,13 @@ class UnderWay(deque[Bucket]):
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
         super().__init__()
-        self._feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
+        self.feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
 
     def has_room(self, bucket: Bucket) -> bool:
         """Note how many bytes the message of `bucket` takes once all ranks' have come, and return whether it may be
         launched before another one is received."""
-        message, ranks = bucket.message, self._feedback.communicator.world_size
-        bucket.gathered_bytes = ranks * message.nbytes if isinstance(message, Message) and message.is_gathered else 0
+        assert bucket.message is not None
+        bucket.gathered_bytes = self.feedback.communicator.world_size * bucket.message.gathered_bytes
         held = sum(one.gathered_bytes for one in self)
         return not (bucket.gathered_bytes and held and held + bucket.gathered_bytes > self._limit_bytes)
 
@@ -300,19 +266,11 @@ class UnderWay(deque[Bucket]):
         """Launch the message of `bucket`, or the first round of it; there is room for it."""
         assert bucket.message is not None
         self.append(bucket)
-        self._feedback.send(bucket.message)
+        self.feedback.send(bucket.message)
 
     def end_rounds(self, remember: Callable[[Bucket], None] = lambda bucket: None) -> None:
-        """Make the payloads that ranks make in rounds: each round for all tensors in the same order.
-
-        `remember` is called with each bucket before its message is sent.
-        """
-        while waiting := [bucket for bucket in self if isinstance(bucket.message, Round)]:
-            for bucket in waiting:
-                assert isinstance(bucket.message, Round)
-                bucket.message = self._feedback.end_round(bucket.message)
-                remember(bucket)
-                self._feedback.send(bucket.message)
+        """Make the payloads that ranks make in rounds, if they make any so. `remember` is called with each bucket
+        before its message is sent."""
 
 
 class LaunchQueue:
@@ -327,12 +285,18 @@ class LaunchQueue:
     before any message is received: earlier a rank would wait for others, which may be in a collective of the user's.
     """
 
-    def __init__(self, slots: list[Slot], world: Communicator, route: Flat, scaling: Unscaled, merge: object):
-        self.slots, self.feedback, self.world = slots, route.feedback, world
-        self.route, self.scaling = route, scaling
-        self._waits = self.feedback.varies and world.world_size > 1
-        """Whether messages depend on the number of the step, and ranks have not compared it yet."""
-        self.checks = [] if self.feedback.compressor.momentum is None else [refuse_partly_absent]
+    def __init__(
+        self,
+        under_way: UnderWay,
+        slots: list[Slot],
+        world: Communicator,
+        route: Flat,
+        lifetime: Streamed,
+        merge: object,
+    ):
+        self.under_way, self.slots, self.feedback, self.world = under_way, slots, route.feedback, world
+        self.route, self.lifetime, self.scaling = route, lifetime, lifetime.scaling
+        self.checks: list[Callable[[Sequence[Slot], Sequence[int], int], None]] = []
         """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
         self.comparisons: list[Drift] = []
         """What ranks compare in their first steps."""
@@ -344,8 +308,6 @@ class LaunchQueue:
         """Measured times by which tensors are merged, if they are."""
         self._order, self._order_is_learnt = list(reversed(slots)), False
         self.merge(merge)
-        self.under_way = UnderWay(self.feedback, slots)
-        """The buckets whose messages are under way."""
 
     def restart(self) -> None:
         """Forget the messages of the last step, and begin the next."""
@@ -359,21 +321,10 @@ class LaunchQueue:
 
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
-        self._arrange(in_buckets([*reversed(self.slots)], merge, self.feedback))
+        self.buckets = [*arrange(in_buckets([*reversed(self.slots)], merge, self.feedback), self._order)]
+        """All buckets, in the order of their launch."""
         self.bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
         """The bucket of each slot."""
-
-    def _arrange(self, buckets: Iterable[Bucket]) -> None:
-        self.buckets = [*arrange(buckets, self._order)]
-        """All buckets, in the order of their launch."""
-        slots = [slot for bucket in self.buckets for slot in bucket.slots if self.feedback.keeps_residual(slot.name)]
-        self._next = dict(pairwise(slots))  # each slot with the next that has a residual
-
-    def prefetch_after(self, slot: Slot) -> None:
-        """Start copying the residual that will be needed next, after that of `slot`, whose gradient has come."""
-        if slot in self._next:
-            name = self._next[slot].name
-            self.feedback.residual.of(name).prefetch(name)
 
     def compress_ready(self, slot: Slot, step: int) -> None:
         """Compress the bucket of `slot`, of which something has come, if all its gradients have."""
@@ -385,29 +336,19 @@ class LaunchQueue:
         """Make the message of `bucket`, and let its gradients go; those that are not finite are left out: zeros are
         sent in their place."""
         gradients = {slot.name: slot.gradient for slot in bucket.slots}
-        absorbed = [slot.name for slot in bucket.slots if slot.gradient is None and slot.is_taken]
         for slot in bucket.slots:
             slot.gradient = None
         refused: dict[str, NonFiniteGradient] = {}
-        bucket.message = self.feedback.compress(gradients, step, absorbed, refused)
+        bucket.message = self.feedback.compress(gradients, step, refused)
         del gradients  # before copies are made
         self.scaling.remember(bucket, refused)
         for slot in bucket.slots:
             if slot.name in refused:
                 self.refused = self.refused or refused[slot.name]
-                if slot.slices is None:  # otherwise it is the mean: a sum of finite gradients has overflowed
-                    slot.stage = Stage.DROPPED
+                self.route.leave_out(slot)
 
     def launch(self, step: int, complete: bool = False) -> None:
-        """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent in place of the rest.
-
-        Raises UsageError, on all ranks, if they number the step differently and messages depend on that.
-        """
-        if self._waits:  # till the first step is complete
-            if not complete:
-                return
-            self.sums([], step)
-            self._waits = False
+        """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent for the rest."""
         for bucket in self.buckets[self._launched :] if complete else ():  # even if there is no room for them yet
             if bucket.message is None:
                 self.compress(bucket, step)
@@ -434,13 +375,9 @@ class LaunchQueue:
 
     def deliver(self, slots: Sequence[Slot]) -> None:
         """Decompress what has come for `slots`, all of one bucket, into the `.grad` of their parameters."""
-        kept = [slot.parameter.grad for slot in slots]
-        averages = self.route.averages(slots, self.bucket_of[slots[0]], kept)
-        for slot, own, average in zip(slots, kept, averages, strict=True):
-            if own is None:
-                slot.parameter.grad = laid_out(average, slot.parameter)
-            elif own is not average:
-                own.copy_(average)
+        averages = self.route.averages(slots, self.bucket_of[slots[0]], self.lifetime)
+        for slot, average in zip(slots, averages, strict=True):
+            self.lifetime.deliver(slot, average)
 
     def is_spoilt(self) -> bool:
         """Whether a gradient of this rank was not finite: this reads back what has only been noted on devices."""
@@ -484,16 +421,5 @@ class LaunchQueue:
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
-            self._arrange(self.buckets)
+            self.buckets = [*arrange(self.buckets, self._order)]
             self._order_is_learnt = True
-
-
-def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:
-    """Raise UsageError, on all ranks, if momentum is corrected and some of `world_size` ranks had no gradient of one of
-    `slots`: their velocity would neither be sent nor decay. `presence`: how many ranks had one, of each."""
-    some = next((slot for slot in slots if 0 < presence[slot.index] < world_size), None)
-    if some is not None:
-        raise UsageError(
-            f"{some.name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
-            "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
-        )

@@ -14,7 +14,7 @@ from resireduce.errors import UsageError
 from resireduce.watchers import StepGuard
 
 if TYPE_CHECKING:
-    from resireduce.core.step import LaunchQueue, Streamed
+    from resireduce.core.step import LaunchQueue
 
 SEPARABLE = {
     "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",
@@ -64,8 +64,8 @@ class Updater:
     largest: float | None = None
     """What the global norm is limited to; None: it is not."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue", lifetime: "Streamed"):
-        self.optimizer, self.queue, self.lifetime = optimizer, queue, lifetime
+    def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue"):
+        self.optimizer, self.queue, self.lifetime = optimizer, queue, queue.lifetime
         self._known = {id(slot.parameter) for slot in queue.slots}
         self.restart()
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from resireduce.core.messages import Payload
 from resireduce.pieces import coprime_step, slices
 
 # --- C on a CPU ---
@@ -175,8 +176,13 @@ SMALLEST, PIECES = 1 << 11, 128
 """Least number of elements for which a selection has room, and the part of a tensor for which it has at least."""
 KEY_BITS = 32
 """Lower bits of a key, which tell of two equal magnitudes the one with the higher index."""
-BYTES = 8
-"""Bytes of a packed element: a float32 value and an int32 index."""
+BYTES, PACKED = 8, [torch.float32, torch.int32]
+"""Bytes of a packed element, and the dtypes of its value and its index."""
+
+
+def index_dtype(like: Tensor) -> torch.dtype:
+    """Return in which dtype flat indices of a tensor `like` this one travel: int32, and int64 from 2^31 elements on."""
+    return torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
 
 
 def largest_magnitudes(flat: Tensor, k: int) -> Tensor:
@@ -302,32 +308,33 @@ SENT = Struct("Pq2Pqfi0P")
 """Layout of a structure of arguments: what one rank sent of one tensor."""
 
 
-def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[tuple[Tensor, int]]]], scale: float, zero: bool) -> bool:
+def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[Payload]]], scale: float, zero: bool) -> bool:
     """Add `scale` x what all ranks sent of several tensors to its places in them; return whether that was done.
 
-    False, and nothing is done, for what is not contiguous float32, where there is neither compiled code for the CPU nor
-    Triton for the GPU, or if on a CPU an index is none of its tensor.
+    False, and nothing is done, for what is not contiguous float32 with int32 indices, where there is neither compiled
+    code for the CPU nor Triton for the GPU, or if on a CPU an index is none of its tensor.
 
     Args:
-        sent: each tensor, and what each rank sent of it: values and their int32 indices, as 1-D uint8, and how many.
+        sent: each tensor, and what each rank sent of it, in one form: values and their indices.
         scale: a factor of the values; the product is rounded before it is added.
         zero: whether the tensors are set to zeros before.
     """
-    targets, parts = [dense for dense, _ in sent], [part for _, own in sent for part in own]
-    if any(packed.nbytes != BYTES * count for packed, count in parts):  # more: with wider indices
+    targets, packed = [dense for dense, _ in sent], [[(one.buffer, one.layout[0][1]) for one in own] for _, own in sent]
+    parts, forms = [part for own in packed for part in own], [[dtype for dtype, _ in own[0].layout] for _, own in sent]
+    if any(form != PACKED for form in forms) or any(buffer.nbytes != BYTES * count for buffer, count in parts):
         return False
     if targets[0].dtype == torch.float32 and all(count for _, count in parts) and in_one_launch(targets):
         from resireduce.kernels.gpu import bucket
 
-        bucket.add_topk_(targets, [own for _, own in sent], scale, zero)
+        bucket.add_topk_(targets, packed, scale, zero)
         return True
-    compiled, known = library(), all(packed.is_cpu and packed.is_contiguous() for packed, _ in parts)
+    compiled, known = library(), all(buffer.is_cpu and buffer.is_contiguous() for buffer, _ in parts)
     if compiled is None or not known or not suits(*targets):
         return False
     structures = []
-    for dense, own in sent:
-        for number, (packed, count) in enumerate(own):
-            places = dense.data_ptr(), dense.numel(), packed.data_ptr(), packed.data_ptr() + BYTES // 2 * count
+    for dense, own in zip(targets, packed, strict=True):
+        for number, (buffer, count) in enumerate(own):
+            places = dense.data_ptr(), dense.numel(), buffer.data_ptr(), buffer.data_ptr() + BYTES // 2 * count
             structures.append(SENT.pack(*places, count, scale, zero and not number))
     return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
 

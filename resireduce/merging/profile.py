@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot
 from resireduce.core.feedback import exactly
 from resireduce.core.messages import Message
@@ -29,10 +28,9 @@ class Profiler:
     given the costs, and the messages that follow from them.
     """
 
-    def __init__(self, rule: str, exchange: Exchange, world: Communicator):
-        self.world, self._exchange = world, exchange
+    def __init__(self, rule: str, exchange: Exchange):
+        self._exchange, self._queue, self.feedback = exchange, exchange.queue, exchange.feedback
         self.rule: str | None = rule
-        self._queue, self.feedback = exchange.queue, exchange.feedback
         self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
         self._now: dict[Slot, tuple[float, float, int]] = {}
         self._taken = exchange.steps
@@ -75,7 +73,7 @@ class Profiler:
         elements = [slot.template.numel() for slot in order]
         sizes, names = [int(size) for size in nbytes], [slot.name for slot in order]
         costs = Costs(float(latency), float(per_byte), names, ready.tolist(), compress.tolist(), sizes, elements)
-        messages: list[list[str]] = broadcast_object(costs.messages(self.rule), self.world)
+        messages: list[list[str]] = broadcast_object(costs.messages(self.rule), self._queue.world)
         self.rule, self._steps, self._queue.costs = None, [], costs
         del self._queue.compress
         self._queue.merge(messages)
@@ -83,8 +81,9 @@ class Profiler:
     @exactly
     def _largest(self, mine: np.ndarray) -> np.ndarray:
         """Return the largest of each number over all ranks."""
-        flat = torch.from_numpy(mine.reshape(-1)).to(self.world.control_device)
-        rows = self.world.all_gather(flat, "resireduce.profile").wait()
+        world = self._queue.world
+        flat = torch.from_numpy(mine.reshape(-1)).to(world.control_device)
+        rows = world.all_gather(flat, "resireduce.profile").wait()
         return torch.stack(list(rows)).amax(0).cpu().numpy().reshape(mine.shape)
 
     def _link(self, nbytes: np.ndarray, device: torch.device) -> tuple[float, float]:

@@ -56,15 +56,6 @@ def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
-def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
-    """Return `grad` and what is `stored`, if code that reads each element of `grad` can add it; otherwise None."""
-    if not isinstance(stored, Plain):
-        return None
-    both = grad, stored.values
-    like = {(one.shape, one.dtype, one.device, one.is_contiguous()) for one in both}
-    return both if len(like) == 1 and grad.is_contiguous() else None
-
-
 Rest = tuple[str, Tensor, Tensor | None]
 """The name of a tensor, what is left of it after compression, and what `sum_chunks` returns of that, if it is known."""
 
@@ -115,8 +106,8 @@ class Residual(ABC):
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return gradient + residual of tensor `name` (paper, section 2.2, step 2), in `grad`'s shape and dtype.
 
-        The result lies in the memory of contiguous `grad`, and what is stored stays as it is; or in `memory(name)`,
-        where there is one: the caller may then free `grad`.
+        The result lies in the memory of contiguous `grad`, and what is stored stays as it is; or in what is stored: the
+        caller may then free `grad`.
         """
 
     @abstractmethod
@@ -145,13 +136,9 @@ class Residual(ABC):
         """
         return None
 
-    def memory(self, name: str) -> Tensor | None:
-        """Return the residual of tensor `name`, if `compensate_` forms the sum in its memory."""
-        return None
-
     def absorbs(self, name: str) -> bool:
-        """Whether `compensate_` adds tensor `name`'s gradient to what is in `memory(name)`, so that it may be called
-        repeatedly before `update`, once for each gradient."""
+        """Whether `compensate_` adds tensor `name`'s gradient to what is stored, in that memory, so that it may be
+        called repeatedly before `update`, once for each gradient."""
         return False
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
@@ -237,27 +224,28 @@ class FullResidual(Residual):
         self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        memory = self.memory(name)
+        memory = self._memory(name)
         return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return `grad` and R of tensor `name`: first that in whose memory the sum is formed."""
-        found = addends_of(grad, self._stored[name])
-        return found if found is None or self.memory(name) is None else found[::-1]
+        """Return R of tensor `name`, in whose memory the sum is formed, and `grad`."""
+        values = self._stored[name].addend(grad)
+        return None if values is None else (values, grad)
 
-    def memory(self, name: str) -> Tensor | None:
+    def _memory(self, name: str) -> Tensor | None:
+        """Return what is stored for tensor `name`, if its sum with a gradient is formed in that memory."""
         stored = self._stored.get(name)
         return stored.values if isinstance(stored, Plain) and stored.has_own_dtype else None
 
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""
-        memory = self.memory(name)
+        memory = self._memory(name)
         return memory is not None and norm_dtype(memory) == memory.dtype
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        left = error()
-        if left is not self.memory(name):  # else the sum was formed there
-            self._stored[name].set_(left, self.source(name, left, step))
+        left, stored = error(), self._stored[name]
+        if left is not stored.addend(left):  # else the sum was formed there
+            stored.set_(left, self.source(name, left, step))
 
 
 class DecayedResidual(FullResidual):
@@ -304,7 +292,7 @@ class PartialResidual(Residual):
 
     def register(self, name: str, parameter: Tensor) -> None:
         self._drawn_on[name] = parameter.device.type
-        self._stored[name] = self.stored((self._count(parameter),), parameter)
+        self._stored[name] = self.stored((share(self.ratio, parameter.numel()),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         flat, values = grad.view(-1), self._stored[name].read(grad.dtype)
@@ -315,7 +303,7 @@ class PartialResidual(Residual):
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         flat, stored = error().view(-1), self._stored[name]
         room = stored.room(flat.dtype)
-        values = flat.new_empty(self._count(flat)) if room is None else room
+        values = flat.new_empty(share(self.ratio, len(flat))) if room is None else room
         for piece, positions in self._places(name, flat):
             values[piece] = flat[positions]
         stored.set_(values, self.source(name, flat, step))
@@ -324,15 +312,12 @@ class PartialResidual(Residual):
         """Return the type of device on which the places of each tensor are drawn: another type draws others."""
         return {f"places.{name}": device for name, device in self._drawn_on.items()}
 
-    def _count(self, tensor: Tensor) -> int:
-        return share(self.ratio, tensor.numel())
-
     def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
 
         At most a sixteenth of the places are in memory at once, since they take more memory than the values.
         """
-        n, k, source = flat.numel(), self._count(flat), generator(flat.device, name)
+        n, k, source = len(flat), share(self.ratio, len(flat)), generator(flat.device, name)
         for piece in pieces(k, smallest=1 << 12):
             yield piece, one_of_each(n, k, piece.start, piece.stop, source, flat.device)
 

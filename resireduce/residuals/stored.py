@@ -24,6 +24,12 @@ class Plain:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, has_own_dtype: bool = False):
         self.values, self.has_own_dtype = torch.zeros(shape, dtype=dtype, device=device), has_own_dtype
 
+    def addend(self, like: Tensor) -> Tensor | None:
+        """Return the values, if they lie in memory as the elements of `like` do, so that code that goes through those
+        may add these; otherwise None."""
+        both = {(one.shape, one.dtype, one.device, one.is_contiguous()) for one in (self.values, like)}
+        return self.values if len(both) == 1 and like.is_contiguous() else None
+
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the values to contiguous `target`, in its precision; return `target`."""
         return target.add_(self.values)
@@ -83,6 +89,9 @@ class Blocks:
         code = {"int8": torch.int8, "int4": torch.uint8, "float8_e4m3": torch.float8_e4m3fn}[kind]
         self.codes = torch.zeros(self._bytes(self.numel), dtype=code, device=device)
         self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
+
+    def addend(self, like: Tensor) -> None:
+        """Return None, whatever it is to be `like`: codes are decoded first."""
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the decoded values to `target`; plain torch does so a sixteenth at a time. Return `target`."""
@@ -179,6 +188,9 @@ class Hosted:
         if self._near is None:
             with _beside(self._device):
                 self._near = _with_tensors(self._far, lambda far: far.to(self._device, non_blocking=True, copy=True))
+
+    def addend(self, like: Tensor) -> None:
+        """Return None, whatever it is to be `like`: what is stored has to come from the host first."""
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot
-from resireduce.core.step import refuse_partly_absent
 from resireduce.errors import ConfigError, UsageError
+from resireduce.forms import refuse_partly_absent
 from resireduce.grouping import Grouping
 from resireduce.scheme import Scheme
 from resireduce.wrappers.hooks import HookState

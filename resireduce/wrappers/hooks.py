@@ -12,8 +12,8 @@ from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
 from resireduce.core.messages import Message, Payload
 from resireduce.core.optimizer import Resumable
-from resireduce.core.step import UnderWay
 from resireduce.errors import warn
+from resireduce.forms import under_way
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.settings import Settings
 from resireduce.start import STEP, agree
@@ -45,8 +45,9 @@ class HookState(Resumable):
         feedback, _ = build_feedback(model, parameters, lossy, communicator, settings, slices, **of_shards)
         own = parameters if slices is None else {name: one for name, one in slices.items() if one.numel()}
         self.feedback, self.slots = feedback, make_slots(own, feedback)
+        feedback.finiteness.waits_for = {slot.parameter.device.type for slot in self.slots}  # no step asks later
         self._others = OtherSteps(model, [*ignored, *parameters.values()], reason)
-        self._under_way = UnderWay(feedback, self.slots)
+        self._under_way = under_way(feedback, self.slots)
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
         self.resumed, self._is_known = Resumed(feedback.residual), False
         self.steps = 0
@@ -103,9 +104,13 @@ class HookState(Resumable):
 
     def _receive(self) -> None:
         bucket, targets = self._under_way.popleft(), self._targets.popleft()
-        assert isinstance(bucket.message, Message)
-        into = [target if target.is_contiguous() else None for target in targets]
-        averages = self.feedback.receive(bucket.message, range(len(into)), into)
+        message = bucket.message
+        assert isinstance(message, Message)
+        averages = self.feedback.receive(
+            message,
+            range(len(targets)),
+            lambda place: targets[place] if targets[place].is_contiguous() else message.room(place),
+        )
         for target, average in zip(targets, averages, strict=True):
             if average is not target:
                 target.copy_(average)

@@ -29,7 +29,7 @@ SIDCO = FITTED | {
 }
 PACKED = {
     "encode": "the width that takes fewest bits decides how they lie, and how many these are the length of the message",
-    "_unpacked": "how many a message holds is written in it",
+    "unpack": "how many a message holds is written in it",
     "decode": "where codes end is found by looking for ones",
 }
 BY_DESIGN: dict[str, dict[str, str]] = {
@@ -42,7 +42,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
         "few_reaching": "candidates are counted; they are looked for anew if they are too many",
         "select": "a threshold of zero needs no second look",
     },
-    "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "packed": "zeros after rounding are left out"},
+    "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "pack": "zeros after rounding are left out"},
     "dgc-simple": {"few_reaching": "as dgc"},
     **dict.fromkeys(("gaussian", "redsync", "redsync-trim"), FITTED),
     **dict.fromkeys(("sidco-exp", "sidco-gp", "sidco-gamma"), SIDCO),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
+from docs.build_compressors import UNBIASED
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.quantized import Block4, Block8, Natural, TernGrad
@@ -20,7 +21,6 @@ from tests.threads import LocalWorld
 NUMELS = (1, 7, 8, 9, 64, 65, 1000, 40_001)
 BITS = {"signsgd": 1, "signum": 1, "ef-signsgd": 1, "onebit": 1, "terngrad": 2, "block4": 4, "natural": 8, "block8": 8}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-UNBIASED = [name for name in COMPRESSORS if build_compressor(name, 0.1).unbiased]
 
 
 def sent_by(compressor: Compressor, grad: Tensor, step: int = 0) -> Tensor:

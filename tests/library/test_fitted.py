@@ -9,6 +9,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
+from resireduce.compressors.packed import SparseCompressor
 from resireduce.compressors.thresholds import (
     FITS,
     GaussianK,
@@ -23,7 +24,6 @@ from resireduce.compressors.thresholds import (
     not_above,
     values,
 )
-from resireduce.compressors.topk import SparseCompressor
 from resireduce.scheme import build_compressor
 
 FITTED = ("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma")

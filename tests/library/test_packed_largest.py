@@ -132,6 +132,15 @@ def test_a_message_with_a_place_that_is_not_there_is_refused(index: int) -> None
 
 def test_a_message_of_other_bytes_an_element_is_left_to_plain_torch() -> None:
     """Nothing is read behind its end; and indices of 64 bits, as of 2^31 elements or more, are not taken for values."""
-    packed = TopK(0.01).compress(values(N, "normal"), "w", 0).buffer
+    payload = TopK(0.01).compress(values(N, "normal"), "w", 0)
+    packed = payload.buffer
     for other in (packed[:-8], torch.cat((packed, packed[: len(packed) // 2]))):
-        assert not add_sent_each_([(torch.zeros(N), [(other, N // 100)])], 1.0, zero=False)
+        assert not add_sent_each_([(torch.zeros(N), [payload.holding(other)])], 1.0, zero=False)
+
+
+@pytest.mark.parametrize("options", [{"half": True}, {"coded": True}], ids=str)
+@pytest.mark.parametrize("k", [1, 300])
+def test_a_message_in_another_form_is_left_to_plain_torch(k: int, options: dict[str, bool]) -> None:
+    """One element in half precision takes as many bytes as one in float32, since messages are filled up."""
+    payload = TopK(k / N, **options).compress(values(N, "normal"), "w", 0)  # type: ignore[arg-type]
+    assert not add_sent_each_([(torch.zeros(N), [payload])], 1.0, zero=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu import bucket
-from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, fold_, room_for_norms, select, sum_chunks
+from resireduce.kernels.gpu.bucket import add_topk_, compress_topk_, fold_, select, sum_chunks
 from resireduce.kernels.gpu.one_pass import launch
 
 FLOATS = [torch.float32, torch.float16]
@@ -56,7 +56,8 @@ def compressed(gradients: list[Tensor | None], residuals: list[Tensor], ks: list
     nbytes = [-(-k * (residuals[0].element_size() + 4) // 8) * 8 for k in ks]
     message = torch.full((sum(nbytes),), 7, dtype=torch.uint8)
     pairs = [*zip(residuals, gradients, strict=True)]
-    return compress_topk_(pairs, ks, message.split(nbytes), gradients).tolist(), message
+    spoilt, _ = compress_topk_(pairs, ks, message.split(nbytes), gradients)
+    return spoilt.tolist(), message
 
 
 def expected(sums: list[Tensor], ks: list[int]) -> tuple[Tensor, list[Tensor]]:
@@ -148,10 +149,9 @@ def test_what_is_left_has_the_sums_of_its_chunks(dtype: torch.dtype) -> None:
     """What is written beside a message is what a launch of its own writes, and NumPy's sums."""
     for first in kinds(701, dtype).values():
         left, ks = [first.clone(), drawn(3, dtype), drawn(256, dtype, seed=1)], [9, 2, 1]
-        room, norms = room_for_norms(left)
         nbytes = [-(-k * (first.element_size() + 4) // 8) * 8 for k in ks]
         parts = torch.zeros(sum(nbytes), dtype=torch.uint8).split(nbytes)
-        compress_topk_([(one, None) for one in left], ks, parts, norms=room)
+        _, norms = compress_topk_([(one, None) for one in left], ks, parts, weighs=True)
         for one, own, alone in zip(left, norms, sum_chunks(left), strict=True):
             chunks = [part.abs().double().numpy() for part in one.split(256)]
             expected = [[part.sum(), (part**2).sum()] for part in chunks]

@@ -349,8 +349,8 @@ def compress_topk_(
     ks: Sequence[int],
     payloads: Sequence[Tensor],
     checked: Sequence[Tensor | None] = (),
-    norms: Tensor | None = None,
-) -> Tensor:
+    weighs: bool = False,
+) -> tuple[Tensor, Sequence[Tensor]]:
     """Add the second of each of `sums` to the first, and take out of it its largest magnitudes, which `payloads` hold.
 
     Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places.
@@ -363,11 +363,11 @@ def compress_topk_(
             the wider dtype first, padded to 8 bytes.
         checked: which of the two tensors of each sum counts as zeros if it holds NaN or infinity; neither, if there is
             none.
-        norms: receives what `sum_chunks` returns of what is left in all the first ones.
+        weighs: whether to return what `sum_chunks` returns of what is left in all the first ones, too.
 
     Returns:
         1 for each sum of which a tensor counts as zeros, and 0 for each other: int32, on their device. The host does
-        not wait for it.
+        not wait for it. And these sums of chunks, if any.
 
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
@@ -376,7 +376,8 @@ def compress_topk_(
         start, width = payload.data_ptr() - message.data_ptr(), dtype.itemsize
         values, indices = (start, start + width * k) if width == INDEX_BYTES else (start + INDEX_BYTES * k, start)
         rows.append(row_of(one, more, k, values // width, indices // INDEX_BYTES, _address(looked_at)))
-    return _select(rows, message.view(dtype), message.view(torch.int32), True, norms)
+    room, norms = room_for_norms([one for one, _ in sums]) if weighs else (None, ())
+    return _select(rows, message.view(dtype), message.view(torch.int32), True, room), norms
 
 
 def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:

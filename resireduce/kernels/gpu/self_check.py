@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from resireduce.compressors.quantized import Block4, Block8
 from resireduce.compressors.topk import TopK
@@ -15,12 +14,12 @@ from resireduce.kernels.gpu.bucket import (
     blank_spoilt_,
     compress_topk_,
     fold_,
-    room_for_norms,
     select,
     sum_chunks,
 )
 from resireduce.kernels.gpu.one_pass import BLOCK, cross_, decode_add_, encode
 from resireduce.kernels.ops import by_keys
+from resireduce.residuals.stored import Blocks
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program of any kernel processes, and not a multiple of any tile."""
@@ -70,8 +69,8 @@ def _compress(flat: Tensor) -> Pairs:
     compressor, gradients = TopK(0.01), [added[0], None, added[2], torch.full_like(flat, torch.nan), *added[4:]]
     payloads = [compressor.compress(one.cpu(), "", 0) for one in sums]
     parts = torch.cat([one.buffer for one in payloads]).zero_().to(flat.device).split([one.nbytes for one in payloads])
-    pairs, (room, norms) = [*zip(left, gradients, strict=True)], room_for_norms(left)
-    spoilt = compress_topk_(pairs, [one.layout[0][1] for one in payloads], parts, gradients, room)
+    pairs, ks = [*zip(left, gradients, strict=True)], [one.layout[0][1] for one in payloads]
+    spoilt, norms = compress_topk_(pairs, ks, parts, gradients, weighs=True)
     yield from zip(norms, sum_chunks(left), strict=True)
     yield spoilt, spoilt.new_tensor([0, 0, 0, 1, 0, 0])
     plain = [*(one.buffer for one in payloads), *map(compressor.error_, (one.cpu() for one in sums), payloads)]
@@ -128,27 +127,16 @@ def _cross(flat: Tensor) -> Pairs:
     yield from ((values, crossing), (added, sums))
 
 
-def _encode(bits: int, flat: Tensor) -> Pairs:
-    drawn = sample(flat.device, torch.float32, flat.numel()).abs().remainder(1.0)
-    scales, codes = plain_codes(flat, drawn, bits)
-    made, added = torch.empty_like(scales), flat.clone()
-    held = torch.empty(-(-len(flat) * bits // 8), dtype=torch.int8 if bits == 8 else torch.uint8, device=flat.device)
-    encode(flat, drawn, held, made, bits)
-    decode_add_(added, held, made, bits)
-    yield from ((made, scales), (added, flat + (codes * scales.repeat_interleave(BLOCK)[: len(flat)]).to(flat.dtype)))
-
-
-def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Return the scale of each block of 1-D `flat`, and the code of each element, both float32, by plain torch.
-
-    A code is the element over its scale plus what is `drawn` for it, rounded down; of 8 or 4 `bits`.
-    """
-    largest = torch.tensor(2.0 ** (bits - 1) - 1, device=flat.device)
-    values = pad(flat.float(), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
-    scales = values.abs().amax(1) / largest
-    steps = scales.clamp(min=torch.finfo(torch.float32).tiny)
-    codes = (values / steps[:, None]).view(-1)[: flat.numel()].add(drawn).floor()
-    return scales, codes.clamp(-largest, largest)
+def _encode(kind: str, flat: Tensor) -> Pairs:
+    """A CPU says what the codes are, from the same draw, as a GPU divides by a number of the host otherwise."""
+    plain, seed, host = Blocks(flat.shape, kind, torch.device("cpu")), flat.numel(), flat.to("cpu", copy=True)
+    drawn = torch.rand(len(flat), generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu")
+    plain.set_(host, torch.Generator("cpu").manual_seed(seed))
+    made, held = (torch.empty_like(one, device=flat.device) for one in (plain.scales, plain.codes))
+    added = flat.clone()
+    encode(flat, drawn.to(flat.device), held, made, plain.bits)
+    decode_add_(added, held, made, plain.bits)
+    yield from ((made, plain.scales), (held, plain.codes), (added, plain.add_to_(host)))
 
 
 def _round(kind: type[Block8], flat: Tensor) -> Pairs:
@@ -171,8 +159,8 @@ CHECKS: dict[str, Callable[[Tensor], Pairs]] = {
     "add what was sent": _add_sent,
     "rows and columns": _cross,
     "sum of a group": _fold,
-    "8 bits": partial(_encode, 8),
-    "4 bits": partial(_encode, 4),
+    "8 bits": partial(_encode, "int8"),
+    "4 bits": partial(_encode, "int4"),
     "levels of 8 bits": partial(_round, Block8),
     "levels of 4 bits": partial(_round, Block4),
 }
