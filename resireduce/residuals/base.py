@@ -56,6 +56,14 @@ def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
+def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
+    """Return `grad` and the values that are `stored`, if both lie in memory alike, so that code that goes through the
+    elements of one may add the other's; otherwise None."""
+    both = grad, stored.values
+    like = {(one.shape, one.dtype, one.device, one.is_contiguous()) for one in both}
+    return both if len(like) == 1 and grad.is_contiguous() else None
+
+
 Rest = tuple[str, Tensor, Tensor | None]
 """The name of a tensor, what is left of it after compression, and what `sum_chunks` returns of that, if it is known."""
 
@@ -229,8 +237,8 @@ class FullResidual(Residual):
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return R of tensor `name`, in whose memory the sum is formed, and `grad`."""
-        values = self._stored[name].addend(grad)
-        return None if values is None else (values, grad)
+        found = addends_of(grad, self._stored[name])
+        return None if found is None else found[::-1]
 
     def _memory(self, name: str) -> Tensor | None:
         """Return what is stored for tensor `name`, if its sum with a gradient is formed in that memory."""
@@ -244,7 +252,7 @@ class FullResidual(Residual):
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         left, stored = error(), self._stored[name]
-        if left is not stored.addend(left):  # else the sum was formed there
+        if left is not stored.values:  # else the sum was formed there
             stored.set_(left, self.source(name, left, step))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from resireduce.errors import check, choose, is_number
 from resireduce.kernels.ops import in_one_launch, l1_and_l2_norm, mean_norm
-from resireduce.residuals.base import NORMS, Residual, Rest, named, norm_dtype
+from resireduce.residuals.base import NORMS, Residual, Rest, addends_of, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
 
@@ -93,8 +93,7 @@ class GroupResidual(Residual):
         return self._stored[name].add_to_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        values = self._stored[name].addend(grad)
-        return None if values is None else (grad, values)
+        return addends_of(grad, self._stored[name])
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         GroupResidual.update_each(self, [(name, error(), None)], step)  # a subclass' own calls this
