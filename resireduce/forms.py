@@ -4,7 +4,7 @@ import math
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -238,13 +238,13 @@ class Prefetch:
 class InRounds(UnderWay):
     """The buckets under way, where ranks make some payloads in rounds."""
 
-    def end_rounds(self, remember: Callable[[Bucket], None] = lambda bucket: None) -> None:
+    def end_rounds(self, scaling: Unscaled) -> None:
         """Make these payloads: each round for all tensors in the same order."""
         while waiting := [bucket for bucket in self if isinstance(bucket.message, Round)]:
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self.feedback.end_round(bucket.message)
-                remember(bucket)
+                scaling.remember(bucket, [slot for slot in bucket.slots if slot.is_taken])
                 self.feedback.send(bucket.message)
 
 
@@ -336,13 +336,13 @@ class Scaling(Unscaled):
         """Divide `grad` by the scale of the loss, in place, and return it."""
         return grad.mul_(self._settings.scaler.inverse_scale())  # type: ignore[union-attr]
 
-    def remember(self, bucket: Bucket, refused: Container[str] = ()) -> None:
+    def remember(self, bucket: Bucket, slots: Container[Slot]) -> None:
         """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
         message = bucket.message
         if not self._settings.streamed or not isinstance(message, Message):
             return
         for slot, payload in zip(bucket.slots, message.payloads, strict=True):
-            if slot.is_taken and slot.name not in refused and not self._feedback.compressor_of(slot.name).lossless:
+            if slot in slots and not self._feedback.compressor_of(slot.name).lossless:
                 slot.sent = payload.holding(payload.buffer.clone()) if isinstance(message, Summed) else payload
 
     def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:

@@ -12,6 +12,7 @@ from resireduce.core.bucket import Bucket, Slot, Stage
 from resireduce.core.feedback import ErrorFeedback, exactly
 from resireduce.core.messages import Message
 from resireduce.core.step import Flat, LaunchQueue, Streamed
+from resireduce.errors import NonFiniteGradient
 
 # --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
 
@@ -75,9 +76,6 @@ class ByNodes(Flat):
             self._take(slot, mean if present[slot.index] else None, queue, step)
         self._launched, self._unknown = 0, {}
 
-    def leave_out(self, slot: Slot) -> None:
-        """Send zeros of `slot` to other nodes: a sum of finite gradients has overflowed."""
-
     @exactly
     def launch(self, bucket: Bucket) -> None:
         """Launch the message of `bucket`, all of whose gradients are there."""
@@ -114,7 +112,13 @@ class ByNodes(Flat):
                 self._unknown[slot] = own
 
     def _take(self, slot: Slot, mean: Tensor | None, queue: LaunchQueue, step: int) -> None:
-        """Take this rank's slice of the `mean` over its node; None if no rank there has a gradient."""
+        """Take this rank's slice of the `mean` over its node; None if no rank there has a gradient. Zeros are sent to
+        other nodes, if a sum of finite gradients has overflowed."""
+        try:
+            if mean is not None:
+                self.feedback.finiteness.check(mean, slot.name)
+        except NonFiniteGradient as error:
+            mean, queue.refused = None, queue.refused or error
         slot.gradient, slot.is_ready = mean, True
         queue.compress_ready(slot, step)
         queue.launch(step)

@@ -120,6 +120,7 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
 
 def _payload_of(feedback: ErrorFeedback, gradient: Tensor, name: str, number: int) -> Payload:
     """Return the payload of a gradient, after all rounds that find it."""
+    feedback.finiteness.check(gradient, name)
     made = feedback.compress({name: gradient}, number)
     while isinstance(made, Round):
         feedback.send(made)

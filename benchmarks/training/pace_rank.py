@@ -103,6 +103,7 @@ class Compression:
         for name, values in self._gradients.items():
             grad = values.clone()
             start = time.perf_counter()
+            feedback.finiteness.check(grad, name)
             message = feedback.compress({name: grad}, self._step)
             compress = time.perf_counter() - start
             assert isinstance(message, Message)

@@ -60,15 +60,15 @@ class Finiteness:
         """Names of tensors, in the order in which gradients of this step came, and which of these a device has found
         not to be finite: 1 there, or 0; 1-D."""
 
-    def check_(self, grad: Tensor, name: str) -> None:
-        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note it and fill it with 0."""
-        if self.spoilt({name: grad}):
+    def check(self, grad: Tensor, name: str) -> None:
+        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity, and is checked when it comes."""
+        if self._checks_at_once(grad) and not is_finite(grad):
             raise refusal(name)
-        self._look_later_({name: grad})
 
-    def spoilt(self, gradients: Mapping[str, Tensor]) -> list[str]:
-        """Return which of `gradients`, by the names of their tensors, are not finite, of those that are checked now."""
-        return [name for name, grad in gradients.items() if self.checks_at_once(grad) and not is_finite(grad)]
+    def check_(self, grad: Tensor, name: str) -> None:
+        """Do as `check` of `grad`, of tensor `name`; where that is checked later, note it and fill it with 0 now."""
+        self.check(grad, name)
+        self._look_later_({name: grad})
 
     def look_later_(self, sums: Sequence["Sum"]) -> None:
         """Note which gradients of a bucket's `sums` are not finite, of those that have not been checked, and fill these
@@ -76,7 +76,7 @@ class Finiteness:
         self._look_later_({one.name: one.gradient for one in sums if one.gradient is not None})
 
     def _look_later_(self, gradients: Mapping[str, Tensor]) -> None:
-        names = [name for name, grad in gradients.items() if grad.numel() and not self.checks_at_once(grad)]
+        names = [name for name, grad in gradients.items() if grad.numel() and not self._checks_at_once(grad)]
         there = [gradients[name] for name in names]
         if not there:
             return
@@ -90,8 +90,7 @@ class Finiteness:
         for grad, is_spoilt in zip(there, spoilt, strict=True):
             grad.masked_fill_(is_spoilt, 0.0)
 
-    def checks_at_once(self, grad: Tensor) -> bool:
-        """Return whether `check_` of `grad` has the host wait for the answer, and raises at once."""
+    def _checks_at_once(self, grad: Tensor) -> bool:
         return grad.device.type in self.waits_for
 
     def failure(self) -> NonFiniteGradient | None:
@@ -318,33 +317,19 @@ class ErrorFeedback:
     # --- check, compensate, compress, keep ---
 
     @exactly
-    def compress(
-        self,
-        gradients: Mapping[str, Tensor | None],
-        step: int,
-        refused: dict[str, NonFiniteGradient] | None = None,
-    ) -> Message | Round:
+    def compress(self, gradients: Mapping[str, Tensor | None], step: int) -> Message | Round:
         """Return this rank's message of the tensors of a bucket, which are all dense, or all compressed.
 
         If ranks make payloads in rounds, this returns the first of them.
 
         Args:
-            gradients: the contiguous gradient of each tensor, by name. Its memory may be overwritten, or become the
-                message's, and must be kept until the last round is over. None: this rank has no gradient of it in this
-                step, and sends zeros. These leave its residual as it is, and its compressor's state but for what it
-                learns of other ranks.
+            gradients: the contiguous gradient of each tensor, by name, which `finiteness` has checked. Its memory may
+                be overwritten, or become the message's, and must be kept until the last round is over. None: this rank
+                has no gradient of it in this step, and sends zeros. These leave its residual as it is, and its
+                compressor's state but for what it learns of other ranks.
             step: number of the step, counted from 0; it seeds random choices.
-            refused: receives the error of each gradient that holds NaN or infinity, in place of which zeros are sent.
-                Without it, the error is raised, and nothing has changed. The tensor's residual is not touched; where
-                `finiteness` does not answer at once, zeros replace such a gradient.
         """
-        there = {name: one for name, one in gradients.items() if one is not None}
-        for name in self.finiteness.spoilt(there):
-            error, _ = refusal(name), there.pop(name)
-            if refused is None:
-                raise error
-            refused[name] = error
-        sums = [Sum(self, name, step, there.get(name)) for name in gradients]
+        sums = [Sum(self, name, step, gradient) for name, gradient in gradients.items()]
         return self.compressor_of(sums[0].name).send(sums, self.finiteness)
 
     def keep_rests_(

@@ -302,6 +302,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         """What takes a step, by name, for those who measure it; None for a part that is not there."""
         exchange, queue = self._exchange, self._exchange.queue
         parts = {"exchange": exchange, "feedback": self.feedback, "queue": queue, "updater": exchange.updater}
+        parts["finiteness"] = self.feedback.finiteness
         return parts | dict.fromkeys(("scatter", "gather"), None if self.levels.node is None else queue.route)
 
     @property

@@ -151,8 +151,8 @@ class Unscaled:
         """Divide `grad` by the scale of the loss, in place, and return it."""
         return grad
 
-    def remember(self, bucket: Bucket, refused: Container[str] = ()) -> None:
-        """Keep what is about to be sent of `bucket`, without the tensors `refused`, for a step that is skipped."""
+    def remember(self, bucket: Bucket, slots: Container[Slot]) -> None:
+        """Keep what is about to be sent of the gradients of `slots`, in a `bucket`, for a step that is skipped."""
 
     def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:
         """Raise the `error` of this rank or another's, or put back what `step` sent of `arrived`, and raise Skipped."""
@@ -206,16 +206,13 @@ class Flat:
         self.feedback = feedback
 
     def check_(self, grad: Tensor, slot: Slot) -> None:
-        """Look for NaN in the gradient of `slot`, as `Finiteness.check_`, if nobody does when it is compressed."""
+        """Raise NonFiniteGradient if the gradient of `slot` is not finite, and that is not asked later."""
+        self.feedback.finiteness.check(grad, slot.name)
 
     def advance(self, slot: Slot, queue: "LaunchQueue", step: int) -> None:
         """Compress, or send on, what is complete now that the gradient of `slot` has been taken, or dropped."""
         slot.is_ready = slot.is_taken
         queue.compress_ready(slot, step)
-
-    def leave_out(self, slot: Slot) -> None:
-        """Note that the gradient of `slot` that was to be compressed was not finite."""
-        slot.stage = Stage.DROPPED
 
     def complete(self, queue: "LaunchQueue", step: int) -> None:
         """Send on what is left, once all gradients of this rank have been taken. On two levels, take the tensors of
@@ -268,9 +265,8 @@ class UnderWay(deque[Bucket]):
         self.append(bucket)
         self.feedback.send(bucket.message)
 
-    def end_rounds(self, remember: Callable[[Bucket], None] = lambda bucket: None) -> None:
-        """Make the payloads that ranks make in rounds, if they make any so. `remember` is called with each bucket
-        before its message is sent."""
+    def end_rounds(self, scaling: "Unscaled") -> None:
+        """Make the payloads that ranks make in rounds, if any; `scaling` may remember what is about to be sent."""
 
 
 class LaunchQueue:
@@ -333,19 +329,14 @@ class LaunchQueue:
             self.compress(bucket, step)
 
     def compress(self, bucket: Bucket, step: int) -> None:
-        """Make the message of `bucket`, and let its gradients go; those that are not finite are left out: zeros are
-        sent in their place."""
+        """Make the message of `bucket`, and let its gradients go."""
+        there = [slot for slot in bucket.slots if slot.gradient is not None]
         gradients = {slot.name: slot.gradient for slot in bucket.slots}
         for slot in bucket.slots:
             slot.gradient = None
-        refused: dict[str, NonFiniteGradient] = {}
-        bucket.message = self.feedback.compress(gradients, step, refused)
+        bucket.message = self.feedback.compress(gradients, step)
         del gradients  # before copies are made
-        self.scaling.remember(bucket, refused)
-        for slot in bucket.slots:
-            if slot.name in refused:
-                self.refused = self.refused or refused[slot.name]
-                self.route.leave_out(slot)
+        self.scaling.remember(bucket, there)
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent for the rest."""
@@ -361,7 +352,7 @@ class LaunchQueue:
             self.under_way.launch(bucket)
             self._launched += 1
         if complete:
-            self.under_way.end_rounds(self.scaling.remember)
+            self.under_way.end_rounds(self.scaling)
 
     def receive(self) -> list[Slot]:
         """Receive the oldest message into the `.grad` of its parameters, and return the slots of these.

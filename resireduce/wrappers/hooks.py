@@ -12,6 +12,7 @@ from resireduce.comm.base import Communicator
 from resireduce.core.bucket import Bucket, Slot, in_buckets, make_slots
 from resireduce.core.messages import Message, Payload
 from resireduce.core.optimizer import Resumable
+from resireduce.core.step import Unscaled
 from resireduce.errors import warn
 from resireduce.forms import under_way
 from resireduce.pipeline import build_feedback, find_compressor
@@ -73,7 +74,8 @@ class HookState(Resumable):
         self._is_known = True
 
     def _take(self, slot: Slot, grad: Tensor) -> Tensor | None:
-        """Return what is to be compressed of a gradient; None: this rank has none."""
+        """Return what is to be compressed of a gradient, which is looked at for NaN; None: this rank has none."""
+        self.feedback.finiteness.check(grad, slot.name)
         if self.feedback.compressor_of(slot.name).lossless:
             return grad.contiguous()
         # A group's residual may hold an error until its turn comes, and averages come into this memory before.
@@ -117,7 +119,7 @@ class HookState(Resumable):
 
     def _receive_all(self) -> None:
         """Receive all averages, after the rounds in which ranks make payloads."""
-        self._under_way.end_rounds()
+        self._under_way.end_rounds(Unscaled())
         while self._targets:
             self._receive()
 

@@ -13,7 +13,7 @@ from resireduce.core.optimizer import DistributedOptimizer
 
 OTHER = "other"
 PHASES: dict[str, dict[str, tuple[str, ...]]] = {
-    "compress": {"feedback": ("compress", "end_round", "absorb", "add_to_residual")},
+    "compress": {"feedback": ("compress", "end_round", "absorb", "add_to_residual"), "finiteness": ("check",)},
     "communicate": {
         "feedback": ("send", "wait"),
         "queue": ("sums",),
@@ -23,7 +23,7 @@ PHASES: dict[str, dict[str, tuple[str, ...]]] = {
     "decompress": {"feedback": ("receive",)},
     "update": {"updater": ("update_some", "update_rest")},
 }
-"""The library's phases, by the parts of an optimizer and the methods that they consist of. compress: compensate,
+"""The library's phases, by the parts of an optimizer and the methods that they consist of. compress: check, compensate,
 compress, update the residual. communicate: launch messages, and wait for those that have not come yet, so of the
 transfer only what nothing hides. decompress: received messages to dense averages. update: the wrapped optimizer. A
 phase may lie within another, as waiting for a message in `decompress`."""
