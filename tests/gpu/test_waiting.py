@@ -42,7 +42,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
         "few_reaching": "candidates are counted; they are looked for anew if they are too many",
         "select": "a threshold of zero needs no second look",
     },
-    "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "pack": "zeros after rounding are left out"},
+    "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "packed": "zeros after rounding are left out"},
     "dgc-simple": {"few_reaching": "as dgc"},
     **dict.fromkeys(("gaussian", "redsync", "redsync-trim"), FITTED),
     **dict.fromkeys(("sidco-exp", "sidco-gp", "sidco-gamma"), SIDCO),
