@@ -1,4 +1,4 @@
-/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in ops.py. */
+/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in ops.py; weighted sums. */
 
 #include <math.h>
 #include <stdint.h>
@@ -44,11 +44,47 @@ static void add_pieces(const void *task, int64_t start, int64_t stop)
     }
 }
 
-/* Form the sums of each piece of x[0..n), the last of which may be shorter: the same in any number of threads. */
-void resireduce_sums(const float *x, int64_t n, int threads, struct sums *sums)
+/* Write the L1 and the L2 norm of x[0..n), by way of `sums` of each piece, zeros at the start, the last of which may be
+ * shorter: the same in any number of threads. */
+void resireduce_norms(const float *x, int64_t n, int threads, struct sums *sums, float *norms)
 {
     const struct pieces task = {x, sums};
     resireduce_in_threads(add_pieces, &task, n, PIECE, threads);
+    for (int64_t piece = 1; piece * PIECE < n; piece++)
+        for (int lane = 0; lane < LANES; lane++) {
+            sums->magnitudes[lane] += sums[piece].magnitudes[lane];
+            sums->squares[lane] += sums[piece].squares[lane];
+        }
+    for (int half = LANES / 2; half; half /= 2) /* pairwise */
+        for (int lane = 0; lane < half; lane++) {
+            sums->magnitudes[lane] += sums->magnitudes[lane + half];
+            sums->squares[lane] += sums->squares[lane + half];
+        }
+    norms[0] = (float)sums->magnitudes[0];
+    norms[1] = (float)sqrt(sums->squares[0]);
+}
+
+struct weighted {
+    float *total;
+    const float *values;
+    float weight;
+};
+
+FOR_EACH_PROCESSOR
+static void add_weighted(const void *task, int64_t start, int64_t stop)
+{
+    const struct weighted *given = task;
+    float *restrict total = given->total;
+    const float *restrict values = given->values, weight = given->weight;
+    for (int64_t i = start; i < stop; i++)
+        total[i] += values[i] * weight;
+}
+
+/* Add `weight` x values[0..n) to total[0..n); products and sums are each rounded. */
+void resireduce_add_weighted(float *total, const float *values, const float *weight, int64_t n, int threads)
+{
+    const struct weighted task = {total, values, *weight};
+    resireduce_in_threads(add_weighted, &task, n, 16, threads);
 }
 
 /* The norms of a float32 matrix, added up in the order of torch's. */

@@ -45,7 +45,8 @@ KINDS = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int, "I": ctyp
 FUNCTIONS = {
     "largest_each": "Pq",
     "add_sent_each": "Pq",
-    "sums": "PqiP",
+    "norms": "PqiPP",
+    "add_weighted": "PPPqi",
     "l1_norms": "PqqiPP",
     "encode": "PqiiIPP",
     "decode_add": "PqiiPP",
@@ -367,13 +368,16 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     flat = x.detach().reshape(-1)
     sums = torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
     compiled = library() if flat.dtype == torch.float32 else None
-    if compiled is None:
-        for own, part in zip(sums, flat.split(PIECE), strict=False):
-            values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
-            own[0] = values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
-            own[1] = values.square_().cumsum(0)[-1]
-    elif not flat.is_meta:
-        compiled.resireduce_sums(flat.data_ptr(), flat.numel(), threads(flat.numel()), sums.data_ptr())
+    if compiled is not None:
+        norms = torch.empty(2, dtype=torch.float32, device=flat.device)
+        if not flat.is_meta:
+            sizes = flat.numel(), threads(flat.numel())
+            compiled.resireduce_norms(flat.data_ptr(), *sizes, sums.data_ptr(), norms.data_ptr())
+        return norms[0], norms[1]
+    for own, part in zip(sums, flat.split(PIECE), strict=False):
+        values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
+        own[0] = values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
+        own[1] = values.square_().cumsum(0)[-1]
     lanes = sums.cumsum(0)[-1]  # one piece after the other
     while lanes.shape[1] > 1:  # pairwise
         first, second = lanes.chunk(2, 1)
@@ -389,6 +393,19 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
     """
     l1, l2 = l1_and_l2_norm(x)
     return phi * l1 / x.numel() + (1 - phi) * l2 / x.numel() ** 0.5
+
+
+def add_weighted_(total: Tensor, values: Tensor, weight: Tensor) -> Tensor:
+    """Add `values` x the 0-D `weight` to `total`, in place, and return it; `values` may be overwritten.
+
+    Products and sums are each rounded, on every device: addcmul_ would round once, but not everywhere.
+    """
+    compiled = library() if suits(total, values, weight) else None
+    if compiled is None:
+        return total.add_(values.mul_(weight))
+    pointers = total.data_ptr(), values.data_ptr(), weight.data_ptr()
+    compiled.resireduce_add_weighted(*pointers, total.numel(), threads(total.numel()))
+    return total
 
 
 def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

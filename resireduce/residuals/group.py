@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import check, choose, is_number
-from resireduce.kernels.ops import in_one_launch, l1_and_l2_norm, mean_norm
+from resireduce.kernels.ops import add_weighted_, in_one_launch, l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, Residual, Rest, addends_of, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
@@ -183,17 +183,14 @@ class AverageResidual(GroupResidual):
             yield to if ends else None
 
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Return the sum of weighted errors, now with `error` of member `name`, and that of weights.
-
-        Products, sums and quotients are each rounded, on every device: addcmul_ would round once, but not everywhere.
-        """
+        """Return the sum of weighted errors, now with `error` of member `name`, and that of weights."""
         weight = self._weights.pop(name, None)
         if weight is None:
             weight = self.weight(error)
         if folded is None:
             return error.mul_(weight), weight
         total, weights = folded
-        return total.add_(error.mul_(weight)), weights.add_(weight)
+        return add_weighted_(total, error, weight), weights.add_(weight)
 
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
