@@ -4,7 +4,7 @@ import math
 import os
 import weakref
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -167,7 +167,6 @@ class AddingUp:
 
     def gradient(self, slot: Slot) -> None:
         """Take what autograd has added to the `.grad` of `slot` after the last pass, and before that absorb it."""
-        slot.note_made()
         slot.passes += 1
         if slot.passes < self.last:
             self._hold(slot)
@@ -178,19 +177,18 @@ class AddingUp:
         self._exchange.gradient(slot)
 
     def _hold(self, slot: Slot) -> None:
-        """Have the residual absorb the gradient of a pass before the last; one that is not finite stays in `.grad`."""
+        """Have the residual absorb the gradient of a pass before the last; one that is not finite is left out."""
+        slot.note_made()
         feedback = self._exchange.feedback
         if slot.parameter.grad is None or slot.slices is not None or not feedback.absorbs(slot.name):
             return
         slot.check_kind()
-        grad = self._exchange.lifetime.owned(slot) if self._exchange.scaling.skips else slot.grad
         try:
-            feedback.absorb(grad, slot.name)
-        except NonFiniteGradient:
-            slot.stage = Stage.OPEN
-        else:
-            slot.stage = Stage.ABSORBED
-            slot.hide()
+            feedback.absorb(self._exchange.lifetime.owned(slot), slot.name)
+        except NonFiniteGradient as error:
+            self._exchange.drop(slot, error)
+        slot.stage = Stage.ABSORBED
+        slot.hide()
 
     def finish(self) -> None:
         """Before a step: take what passes have brought that no last one followed. UsageError, if that is not there.
@@ -244,7 +242,7 @@ class InRounds(UnderWay):
             for bucket in waiting:
                 assert isinstance(bucket.message, Round)
                 bucket.message = self.feedback.end_round(bucket.message)
-                scaling.remember(bucket, [slot for slot in bucket.slots if slot.is_taken])
+                scaling.remember(bucket)
                 self.feedback.send(bucket.message)
 
 
@@ -336,13 +334,13 @@ class Scaling(Unscaled):
         """Divide `grad` by the scale of the loss, in place, and return it."""
         return grad.mul_(self._settings.scaler.inverse_scale())  # type: ignore[union-attr]
 
-    def remember(self, bucket: Bucket, slots: Container[Slot]) -> None:
+    def remember(self, bucket: Bucket) -> None:
         """Keep what is about to be sent: unless it is gathered, a copy, since ranks' messages are summed in place."""
         message = bucket.message
         if not self._settings.streamed or not isinstance(message, Message):
             return
         for slot, payload in zip(bucket.slots, message.payloads, strict=True):
-            if slot in slots and not self._feedback.compressor_of(slot.name).lossless:
+            if slot.is_taken and not self._feedback.compressor_of(slot.name).lossless:
                 slot.sent = payload.holding(payload.buffer.clone()) if isinstance(message, Summed) else payload
 
     def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:

@@ -3,14 +3,13 @@ distributed deep learning with minimal communication", IJCNN 2019, which has Gol
 compressors share that send values and indices."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Compressor
-from resireduce.core.messages import Message, Payload, Ragged, Round
+from resireduce.core.messages import Payload, Ragged
 from resireduce.kernels.codes import BYTE, pack_bits, pack_codes, unpack_bits, unpack_codes
 from resireduce.kernels.ops import add_sent_each_, index_dtype
 
@@ -131,7 +130,3 @@ class SparseCompressor(Compressor):
             values, indices = payload.parts()
             dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense
-
-    def way_to_send(self, at_once: Callable[..., Message]) -> Callable[..., Message | Round]:
-        """Return how a bucket is sent: `at_once`, which sends values and indices as they are, or one by one."""
-        return Compressor.send if self.half or self.coded else at_once

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Selecting, add_where_
+from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
 from resireduce.compressors.packed import SparseCompressor
 from resireduce.core.messages import Message, Payload, Round
 from resireduce.kernels.ops import add_sent_each_, in_one_launch, index_dtype, largest_each, largest_magnitudes
@@ -35,11 +35,17 @@ class TopK(Selecting, SparseCompressor):
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
     @cached_property
-    def _way(self) -> Callable[..., Message | Round]:
-        return self.way_to_send(TopK.send_at_once)
+    def _ways(self) -> tuple[Callable[..., Any], Callable[..., None]]:
+        """How a bucket is sent, and what has come of it is combined: at once, if elements travel as they are."""
+        if self.half or self.coded:
+            return Compressor.send, Compressor.combine_each_
+        return type(self).send_at_once, type(self).combine_at_once_
 
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
-        return self._way(self, sums, finiteness)
+        return self._ways[0](self, sums, finiteness)
+
+    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        self._ways[1](self, targets, payloads, scale)
 
     def send_at_once(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message:
         """Return the message of a bucket, whose `sums` are all formed and compressed at once.
@@ -47,8 +53,8 @@ class TopK(Selecting, SparseCompressor):
         On a GPU the kernels that add gradients to residuals look for NaN.
         """
         checked = [one.gradient for one in sums if one.gradient is not None]
-        looks = len(checked) == len(sums) and in_one_launch(checked) and all(one.is_addition for one in sums)
-        if not looks:
+        looks = len(checked) == len(sums) and in_one_launch(checked)
+        if not looks or not all(one.residual.only_adds(one.name) for one in sums):
             finiteness.look_later_(sums)
             checked = []
         pairs = [one.addends_() for one in sums]
@@ -88,9 +94,10 @@ class TopK(Selecting, SparseCompressor):
                 self.error_(one, payload)
         return buffer, payloads, None, ()
 
-    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+    def combine_at_once_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
+        """Do as `combine_each_`, by one call of compiled code or in few launches, where that takes these tensors."""
         if not add_sent_each_([*zip(targets, payloads, strict=True)], scale, zero=True):
-            super().combine_each_(targets, payloads, scale)
+            Compressor.combine_each_(self, targets, payloads, scale)
 
 
 @dataclass(frozen=True)

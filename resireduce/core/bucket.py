@@ -139,7 +139,7 @@ class Slot:
 
     def note_made(self) -> None:
         """Remember the address of the gradient that autograd has left in `.grad`. Raises UsageError if it is sparse."""
-        grad = None if self.is_guarded else self.parameter.grad
+        grad = self.parameter.grad
         if grad is not None and grad.layout != torch.strided:
             raise UsageError(f"the gradient of {self.name!r} is sparse: make its layer with sparse=False")
         self.made = None if grad is None else grad.data_ptr()

@@ -188,11 +188,6 @@ class Sum:
         """What the compressor remembers of the tensor, which it may change; or a copy, whose changes are lost."""
         return self.feedback.states.working(self.name, self.is_there)
 
-    @property
-    def is_addition(self) -> bool:
-        """Whether all that is done with the gradient is to add it to the residual, or the residual to it."""
-        return self.gradient is not None and self.residual.addends(self.gradient, self.name) is not None
-
     def velocity_(self) -> Tensor:
         """Return the gradient, or the velocity in its place; or zeros."""
         if self.gradient is None:
@@ -206,8 +201,7 @@ class Sum:
         if self.gradient is None:
             return self.velocity_(), None
         gradient, self.gradient = self.velocity_(), None  # free, where the sum is in the residual's memory
-        addends = self.residual.addends(gradient, self.name)
-        return addends or (self.residual.compensate_(gradient, self.name), None)
+        return self.residual.addends(gradient, self.name)
 
     def form_(self) -> Tensor:
         """Return the sum."""

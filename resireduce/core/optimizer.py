@@ -185,7 +185,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
             )
         self._backward.under_way = False
         self._exchange.restart()
-        if self.streamed and not set_to_none:
+        if not set_to_none and self.streamed:
             warn(
                 "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step "
                 "does not use is left as it is, where zeros would let momentum and weight decay move it; for these "

@@ -1,7 +1,7 @@
 """One step: gradients are taken and compressed, their messages go out, and the averages come back."""
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -151,8 +151,8 @@ class Unscaled:
         """Divide `grad` by the scale of the loss, in place, and return it."""
         return grad
 
-    def remember(self, bucket: Bucket, slots: Container[Slot]) -> None:
-        """Keep what is about to be sent of the gradients of `slots`, in a `bucket`, for a step that is skipped."""
+    def remember(self, bucket: Bucket) -> None:
+        """Keep what is about to be sent of `bucket`, for a step that is skipped."""
 
     def refuse(self, arrived: Sequence[Slot], step: int, error: NonFiniteGradient | None) -> None:
         """Raise the `error` of this rank or another's, or put back what `step` sent of `arrived`, and raise Skipped."""
@@ -211,7 +211,7 @@ class Flat:
 
     def advance(self, slot: Slot, queue: "LaunchQueue", step: int) -> None:
         """Compress, or send on, what is complete now that the gradient of `slot` has been taken, or dropped."""
-        slot.is_ready = slot.is_taken
+        slot.is_ready = True  # also without one: zeros are sent, as others wait for the message
         queue.compress_ready(slot, step)
 
     def complete(self, queue: "LaunchQueue", step: int) -> None:
@@ -330,13 +330,12 @@ class LaunchQueue:
 
     def compress(self, bucket: Bucket, step: int) -> None:
         """Make the message of `bucket`, and let its gradients go."""
-        there = [slot for slot in bucket.slots if slot.gradient is not None]
         gradients = {slot.name: slot.gradient for slot in bucket.slots}
         for slot in bucket.slots:
             slot.gradient = None
         bucket.message = self.feedback.compress(gradients, step)
         del gradients  # before copies are made
-        self.scaling.remember(bucket, there)
+        self.scaling.remember(bucket)
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so that zeros are sent for the rest."""

@@ -257,7 +257,8 @@ def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], t
     compiled = library()
     shapes = [(dense.numel(), k) for dense, k, *_ in tensors]
     there = [one for dense, _, added, _ in tensors for one in (dense, added) if one is not None and not one.is_meta]
-    suited = suits(*there) and all(dense.dtype == torch.float32 for dense, *_ in tensors)
+    alike = all(added is None or added.shape == dense.shape for dense, _, added, _ in tensors)
+    suited = alike and suits(*there) and all(dense.dtype == torch.float32 for dense, *_ in tensors)
     if compiled is None or not suited or not all(0 < k <= n < 1 << 31 for n, k in shapes):
         return False
     nbytes = max(_scan(*shape)[-1] for shape in shapes)

@@ -51,17 +51,25 @@ def norm_dtype(tensor: Tensor) -> torch.dtype:
 # --- The interface of residuals ---
 
 
+def _no_generator(*_: object) -> None: ...
+
+
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     """Return all tensors of `stored`, given by tensor name, under names that begin with `kind`: unique in a scheme."""
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
-def addends_of(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor] | None:
-    """Return `grad` and the values that are `stored`, if both lie in memory alike, so that code that goes through the
-    elements of one may add the other's; otherwise None."""
-    both = grad, stored.values
-    like = {(one.shape, one.dtype, one.device, one.is_contiguous()) for one in both}
-    return both if len(like) == 1 and grad.is_contiguous() else None
+class InPlace(Plain):
+    """A tensor in the gradient's own dtype, in whose memory sums with gradients may be formed."""
+
+    def addends(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the values and `grad`, which is to be added to them."""
+        return self.values, grad
+
+    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
+        """Copy `value`, unless it was formed in this memory; nothing needs `source`."""
+        if value is not self.values:
+            super().set_(value, source)
 
 
 Rest = tuple[str, Tensor, Tensor | None]
@@ -88,8 +96,14 @@ class Residual(ABC):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
         self._stored: dict[str, Stored] = {}
         """What is read for each registered tensor; several may share it."""
+        self._draw = generator if dtype in Blocks.LARGEST else _no_generator
 
-    INSTEAD: ClassVar = {"addends": {"compensate_"}, "absorbs": {"compensate_"}, "update_each": {"update"}}
+    INSTEAD: ClassVar = {
+        "addends": {"compensate_"},
+        "only_adds": {"compensate_"},
+        "absorbs": {"compensate_"},
+        "update_each": {"update"},
+    }
     """Methods that do in another way what these others do."""
 
     def __init_subclass__(cls, **options: Any):
@@ -136,13 +150,17 @@ class Residual(ABC):
         for name, rest, _ in rests:
             self.update(name, [rest].pop, step)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return two addends, if all that `compensate_(grad, name)` does is to add the second to the first.
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return what `compensate_(grad, name)` adds up: the second is to be added to the first, in its memory.
 
         They are contiguous, of one shape and dtype: code that goes through the elements anyway may add them on the way.
-        None if `compensate_` does more.
+        None in place of the second: the first is the sum already.
         """
-        return None
+        return self.compensate_(grad, name), None
+
+    def only_adds(self, name: str) -> bool:
+        """Whether `addends` of tensor `name` has two tensors, so that nothing has been added when it returns."""
+        return False
 
     def absorbs(self, name: str) -> bool:
         """Whether `compensate_` adds tensor `name`'s gradient to what is stored, in that memory, so that it may be
@@ -185,7 +203,7 @@ class Residual(ABC):
 
         None where nothing is rounded at random, and on the meta device.
         """
-        return generator(like.device, f"{name}/{self.rank}", step) if self.dtype in Blocks.LARGEST else None
+        return self._draw(like.device, f"{name}/{self.rank}", step)
 
     def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:
         """Return storage for a tensor of this shape in the storage precision; None is `like`'s own dtype.
@@ -202,7 +220,7 @@ class Residual(ABC):
                     f"residual_dtype: {dtype} is not allowed for gradients of {like.dtype}, which cannot hold its "
                     "values; give the gradients' own dtype, a narrower one, or None"
                 )
-            near = Plain(shape, dtype, like.device, has_own_dtype=dtype == like.dtype)
+            near = (InPlace if dtype == like.dtype else Plain)(shape, dtype, like.device)
         return near if self.device is None else Hosted(near)
 
 
@@ -232,28 +250,24 @@ class FullResidual(Residual):
         self._stored[name] = self.stored(parameter.shape, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        memory = self._memory(name)
-        return self._stored[name].add_to_(grad) if memory is None else memory.add_(grad)
+        dense, added = self._stored[name].addends(grad)
+        return dense if added is None else dense.add_(added)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return R of tensor `name`, in whose memory the sum is formed, and `grad`."""
-        found = addends_of(grad, self._stored[name])
-        return None if found is None else found[::-1]
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return R of tensor `name`, in whose memory the sum is formed, and `grad`; or the sum, if it is not."""
+        return self._stored[name].addends(grad)
 
-    def _memory(self, name: str) -> Tensor | None:
-        """Return what is stored for tensor `name`, if its sum with a gradient is formed in that memory."""
-        stored = self._stored.get(name)
-        return stored.values if isinstance(stored, Plain) and stored.has_own_dtype else None
+    def only_adds(self, name: str) -> bool:
+        return isinstance(self._stored.get(name), InPlace)
 
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""
-        memory = self._memory(name)
-        return memory is not None and norm_dtype(memory) == memory.dtype
+        stored = self._stored.get(name)
+        return isinstance(stored, InPlace) and norm_dtype(stored.values) == stored.values.dtype
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        left, stored = error(), self._stored[name]
-        if left is not stored.values:  # else the sum was formed there
-            stored.set_(left, self.source(name, left, step))
+        left = error()
+        self._stored[name].set_(left, self.source(name, left, step))
 
 
 class DecayedResidual(FullResidual):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from resireduce.errors import check, choose, is_number
 from resireduce.kernels.ops import add_weighted_, in_one_launch, l1_and_l2_norm, mean_norm
-from resireduce.residuals.base import NORMS, Residual, Rest, addends_of, named, norm_dtype
+from resireduce.residuals.base import NORMS, InPlace, Residual, Rest, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
 
@@ -92,8 +92,13 @@ class GroupResidual(Residual):
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         return self._stored[name].add_to_(grad)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        return addends_of(grad, self._stored[name])
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return `grad`, and the group's residual; or the sum, if that is not stored in the gradient's own dtype."""
+        stored = self._stored[name]
+        return (grad, stored.values) if isinstance(stored, InPlace) else (stored.add_to_(grad), None)
+
+    def only_adds(self, name: str) -> bool:
+        return isinstance(self._stored.get(name), InPlace)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         GroupResidual.update_each(self, [(name, error(), None)], step)  # a subclass' own calls this
@@ -223,8 +228,11 @@ class WeightedResidual(AverageResidual):
             self._weights[name] = self.weight(compensated)
         return compensated
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        return super().addends(grad, name) if self.norms == "residual" else None
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+        return super().addends(grad, name) if self.norms == "residual" else (self.compensate_(grad, name), None)
+
+    def only_adds(self, name: str) -> bool:
+        return self.norms == "residual" and super().only_adds(name)
 
 
 class MemberResidual(GroupResidual):

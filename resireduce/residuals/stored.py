@@ -13,19 +13,19 @@ from torch.nn.functional import pad
 from resireduce.kernels.ops import in_triton, library, suits, threads
 from resireduce.pieces import pieces, spread, worth_a_piece
 
-NOTHING = torch.empty(0, device="cpu")
-"""The values of what is stored otherwise than as values on the gradient's device."""
-
 
 class Plain:
     """A tensor of `shape` on `device` in a floating-point `dtype`, rounded to nearest.
 
-    What is beyond the range of float16 becomes its largest number: infinity would be sent, and stay. has_own_dtype:
-    whether gradients have this `dtype`.
+    What is beyond the range of float16 becomes its largest number: infinity would be sent, and stay.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, has_own_dtype: bool = False):
-        self.values, self.has_own_dtype = torch.zeros(shape, dtype=dtype, device=device), has_own_dtype
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def addends(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the sum with contiguous `grad`, in its memory, and None: nothing is left to be added."""
+        return self.add_to_(grad), None
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the values to contiguous `target`, in its precision; return `target`."""
@@ -77,7 +77,6 @@ class Blocks:
     than half a step would never be kept. float8_e4m3 is rounded to nearest, since its steps are relative.
     """
 
-    values = NOTHING
     LARGEST: ClassVar = {"int8": 127.0, "int4": 7.0, "float8_e4m3": 448.0}
 
     def __init__(self, shape: tuple[int, ...], kind: str, device: torch.device):
@@ -87,6 +86,10 @@ class Blocks:
         code = {"int8": torch.int8, "int4": torch.uint8, "float8_e4m3": torch.float8_e4m3fn}[kind]
         self.codes = torch.zeros(self._bytes(self.numel), dtype=code, device=device)
         self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
+
+    def addends(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the sum with contiguous `grad`, in its memory, and None."""
+        return self.add_to_(grad), None
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the decoded values to `target`; plain torch does so a sixteenth at a time. Return `target`."""
@@ -170,8 +173,6 @@ class Hosted:
     `prefetch`, before the gradient has come; to the host by `set_`, while the backward pass goes on.
     """
 
-    values = NOTHING
-
     def __init__(self, near: "Plain | Blocks"):
         self._device = next(iter(near.tensors().values())).device
         host, pinned = "meta" if self._device.type == "meta" else "cpu", self._device.type == "cuda"
@@ -185,6 +186,10 @@ class Hosted:
         if self._near is None:
             with _beside(self._device):
                 self._near = _with_tensors(self._far, lambda far: far.to(self._device, non_blocking=True, copy=True))
+
+    def addends(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the sum with contiguous `grad`, in its memory, and None."""
+        return self.add_to_(grad), None
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""
