@@ -1,6 +1,7 @@
 """Gradients that are not finite, where the host must not wait: zeros in their place, and one question a step."""
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce import pieces
 from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping
 from resireduce.kernels.ops import SWITCH, library
@@ -157,3 +159,33 @@ def test_a_bucket_that_no_gradient_completes_hides_no_overflow(spoilt: str, comp
     merged, apart = (LocalWorld(2).run(lambda one, merge=merge: rank(one, merge)) for merge in ("one", "none"))
     for states, others in zip(merged, apart, strict=True):
         assert all(one.isfinite().all() and torch.equal(one, other) for one, other in zip(states, others, strict=True))
+
+
+def test_a_rank_whose_gradient_is_refused_keeps_no_other_waiting_in_its_backward_pass() -> None:
+    """Others use averages in their backward pass, and then wait for this rank, which is not in `step()` yet."""
+    start, together = seeded(Net), threading.Barrier(2)
+
+    def rank(communicator: Communicator) -> str:
+        model, optimizer = train(communicator, start, steps=2, update="in_backward", compressor="none")
+        if communicator.rank == 1:
+            model.get_parameter(LARGE).register_hook(lambda grad: grad * torch.nan)
+        loss_of(model, torch.Generator().manual_seed(5)).backward()
+        together.wait(60)
+        with pytest.raises(NonFiniteGradient) as caught:
+            optimizer.step()
+        return str(caught.value)
+
+    assert [repr(LARGE) in text for text in LocalWorld(2).run(rank)] == [False, True]
+
+
+def test_a_pass_that_is_refused_leaves_the_step_begun() -> None:
+    """What residuals have absorbed before would otherwise be sent with the next step's."""
+    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=1, scheme="baseline")
+    for factor in (1.0, torch.nan):
+        with optimizer.no_sync():
+            (loss_of(model, torch.Generator().manual_seed(5)) * factor).backward()
+    with pytest.raises(UsageError, match=r"zero_grad\(\) between backward\(\) and step\(\)"):
+        optimizer.zero_grad()
+    with pytest.raises(NonFiniteGradient):
+        optimizer.step()
+    assert all(one.isfinite().all() for one in optimizer.feedback.residual.tensors().values())
