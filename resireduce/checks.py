@@ -11,7 +11,7 @@ from resireduce.core.bucket import overlaps
 from resireduce.core.update import can_be_sliced
 from resireduce.errors import ConfigError, check, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
-from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, UPDATES
+from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, TIMED_MERGES, UPDATES
 from resireduce.settings import Settings
 from resireduce.watchers import DISTRIBUTED
 
@@ -114,7 +114,7 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     else:
         wanted = "a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
         check("merge", merge, is_count(merge) and merge >= 1, wanted)
-    if (merge != "none" and not compressor.merges) or (isinstance(compressor, Agreeing) and merge in MERGES[3:]):
+    if (merge != "none" and not compressor.merges) or (isinstance(compressor, Agreeing) and merge in TIMED_MERGES):
         raise ConfigError(
             f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
             "rounds of one tensor each, or in exchanges that no rule by time knows; leave merge out, or choose another "

@@ -16,7 +16,7 @@ from resireduce.planning import sums
 from resireduce.planning.fullest import Inputs, check_batch, plan_batch
 from resireduce.planning.memory import ModelStates, baseline_total, itemise_states, track_states
 from resireduce.planning.models import Maker, build_on_meta, make_optimizer, without_storage
-from resireduce.scheme import HIERARCHIES, MERGES
+from resireduce.scheme import HIERARCHIES, TIMED_MERGES
 from resireduce.settings import Settings
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
@@ -127,7 +127,7 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: Any) ->
     if unknown := settings.keys() - {one.name for one in fields(Settings) if one.name not in UNPLANNED}:
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     given = Settings(**settings, backend=PretendCommunicator(world_size))
-    if given.merge in MERGES[3:]:
+    if given.merge in TIMED_MERGES:
         raise ConfigError(f"merge: {given.merge!r} is not known before training; give optimizer.messages of a run")
     if choose("hierarchy", given.hierarchy, HIERARCHIES) == "flat":
         check("ranks_per_node", ranks_per_node, ranks_per_node is None, "hierarchy='node' with it")

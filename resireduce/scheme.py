@@ -116,8 +116,10 @@ UPDATES = ("in_step", "in_backward")
 """When parameters change."""
 HIERARCHIES = ("flat", "node")
 """Who compresses: every rank by itself, or the ranks of a node together."""
-MERGES = ("none", "one", "hybrid", "mg-wfbp", "omgs", "optimal", "rgmerge-style")
-"""Names of ways to merge tensors into messages. Those from the fourth on need times."""
+TIMED_MERGES = ("mg-wfbp", "omgs", "optimal", "rgmerge-style")
+"""Names of rules that need times to merge tensors into messages."""
+MERGES = ("none", "one", "hybrid", *TIMED_MERGES)
+"""Names of all ways to do so, beside a number of bytes, or lists of names."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.core.checks import allow, is_number
 from benchmarks.core.content import text_hash
 from resireduce.errors import ConfigError, check_share, choose, is_count
-from resireduce.scheme import COMPRESSORS, MERGES, ROWS_COLUMNS, SCHEMES, WEIGHTED
+from resireduce.scheme import COMPRESSORS, MERGES, ROWS_COLUMNS, SCHEMES, TIMED_MERGES, WEIGHTED
 
 Frozen = tuple[tuple[str, Any], ...]
 """A mapping that can be hashed: its items, sorted by name."""
@@ -92,7 +92,7 @@ def freeze_merge(merge: Any, compressor: str) -> Any:
         merge = tuple(tuple(names) for names in merge)
     elif not is_count(merge) or merge < 1:
         raise ConfigError(f"merge: {merge!r} is not allowed; {MERGE_CURE}")
-    listed, timed = COMPRESSORS[compressor], isinstance(merge, str) and merge in MERGES[3:]
+    listed, timed = COMPRESSORS[compressor], isinstance(merge, str) and merge in TIMED_MERGES
     if listed.rounds_merge and timed:
         raise ConfigError(
             f"merge: {merge!r} is not allowed with compressor {compressor!r}, whose exchanges no rule by time knows; "

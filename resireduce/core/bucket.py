@@ -45,7 +45,7 @@ class Stage(Enum):
 OVER = frozenset({Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
 """Stages after the last pass."""
 HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
-"""Stages in which this rank has a gradient."""
+"""Stages in which this rank or, on two levels, one of its node has a gradient."""
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Slot:
     """Name of the parameter in the model."""
     parameter: nn.Parameter
     small: bool
-    """Whether the gradient may share a message with others."""
+    """Whether the gradient is sent dense, and may share a message with other such gradients."""
     slices: NodeSlices | None = None
     """With two levels: how the ranks of a node share it; None: each rank compresses all of it."""
     place: int = 0
@@ -79,7 +79,7 @@ class Slot:
     made: int | None = None
     """Address of what autograd has left in `.grad`, until averages come. Any other gradient was put there by hand."""
     is_announced: bool | None = None
-    """Whether autograd is about to add a gradient to `.grad`; None: its hook before that has not been called."""
+    """Whether autograd is about to add a gradient to `.grad`; None: the hook before that has not been called."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None
@@ -151,8 +151,8 @@ class Slot:
         return self.parameter.grad
 
     def own(self, shared: bool = False) -> Tensor:
-        """Return the gradient in `.grad`, which may be overwritten; if it is `shared`, since autograd may still hand
-        out that memory to others, or was put there by hand, a copy that replaces it."""
+        """Return a gradient that may be overwritten: that in `.grad`; or a copy, which replaces it there, if it is
+        `shared`, as autograd may still hand out that memory to others, or was put there by hand."""
         grad = self.grad
         if grad.is_meta or (grad.data_ptr() == self.made and not shared):
             return grad
@@ -230,7 +230,7 @@ def in_buckets(order: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> li
     """Return the buckets of the tensors in `order`, the one in which gradients arrive.
 
     Dense tensors have their own, but small ones of one kind share them; compressed ones are merged as `merge` says, as
-    in `resireduce.distribute`, checked. Where a rule has to be given times first, each has its own until then.
+    in `resireduce.distribute`, checked. A rule that needs times has none at first: each tensor then has its own.
     """
     compressed = [slot for slot in order if slot.name not in feedback.dense]
     dense = [slot for slot in order if slot.name in feedback.dense]

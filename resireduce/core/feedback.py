@@ -1,4 +1,6 @@
-"""Error feedback for one gradient (paper, section 2.2): compensate, compress, keep the rest, send, average."""
+"""Error feedback (paper, section 2.2): compensate, compress, keep the rest, send, average.
+
+`Compressor.send` does the first three for each tensor of a bucket in turn; top-k and others do so for all at once."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
@@ -200,7 +202,7 @@ class Sum:
         of the second: the first is the sum already."""
         if self.gradient is None:
             return self.velocity_(), None
-        gradient, self.gradient = self.velocity_(), None  # free, where the sum is in the residual's memory
+        gradient, self.gradient = self.velocity_(), None  # freed, where the sum is formed in the residual's memory
         return self.residual.addends(gradient, self.name)
 
     def form_(self) -> Tensor:
@@ -256,7 +258,9 @@ class ErrorFeedback:
                 "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
             )
         self.compressor, self.communicator = compressor.for_world(communicator.world_size), communicator
-        varies = self.compressor.turns > 1 or self.compressor.collective == "rounds"  # in some steps there are more
+        varies = (
+            self.compressor.turns > 1 or self.compressor.collective == "rounds"
+        )  # in some steps there are more rounds
         self.varies = varies or schedule is not None or warm_up_steps > 0
         """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
         self.residual, self.states = residual, CompressorStates()
@@ -382,7 +386,7 @@ class ErrorFeedback:
 
     @exactly
     def receive(self, message: Message, places: Sequence[int], into: Into) -> list[Tensor]:
-        """Return the dense averages of what all ranks sent in `message`, as often as it is asked.
+        """Return the dense averages of what all ranks sent in `message`, which may be asked again.
 
         places: of which of its tensors, counted from 0.
         """

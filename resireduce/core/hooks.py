@@ -36,8 +36,8 @@ def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
 
 
 def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], guard: StepGuard, world_size: int) -> None:
-    """Remove the hooks that a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses
-    steps, by the first of them. With other ranks, the next backward pass gives a warning."""
+    """Remove the hooks that a garbage-collected owner has left; unless it took a step, the first of them
+    stays, by which the wrapped optimizer refuses steps. With other ranks, the next backward pass gives a warning."""
     _detach(slots, handles if guard.steps else handles[1:])
     if world_size > 1:
         watch_orphans(slot.parameter for slot in slots)
@@ -99,7 +99,7 @@ class BackwardPasses:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(slot, act)))
             if settings.streamed:
                 self._announce(slot)
-        if not settings.streamed or settings.in_backward:  # else a guard shows a wrapper that averages too
+        if not settings.streamed or settings.in_backward:  # otherwise the guard in `.grad` gives such a wrapper away
             for module in (model, *model.children()):  # `model` may be the wrapper, or be called by it
                 if not isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
                     self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))

@@ -129,7 +129,7 @@ class Ragged(Payload):
 SIZE_BYTES = 8
 """Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
 Into = Callable[[int], Tensor]
-"""Returns the contiguous tensor that receives the average of the tensor of this number in a message; or its `room`."""
+"""Returns, for the number of a tensor in its message, contiguous memory for its average, such as `Message.room`."""
 
 
 @dataclass(eq=False)
@@ -142,8 +142,8 @@ class Message:
     payloads: Sequence[Payload]
     """This rank's payload of each tensor, in the memory of the buffer."""
     buffer: Tensor
-    """What travels, 1-D: the buffer of a single payload, or those of several one behind the other. With rounds, nothing
-    more does, and this is the first payload's."""
+    """What travels, 1-D: the buffer of a single payload, or those of several one behind the other. Where rounds have
+    exchanged everything, nothing does, and this is the first payload's."""
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
     received: Sequence[Sequence[Tensor]] = ()
@@ -374,7 +374,7 @@ class Round:
 def joined(each: Sequence[Rounds]) -> Generator[Asked, Any, list[Payload]]:
     """Take the rounds of several tensors as one: a collective carries what all of them ask for, tensor by tensor.
 
-    Several must ask for the same exchanges in the same order, and for no sums, of equal sizes on and for all ranks.
+    Several must ask for the same exchanges in the same order, of one size on all ranks and for all, and for no sums.
     """
     if len(each) == 1:
         return [(yield from each[0])]

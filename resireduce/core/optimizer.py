@@ -1,6 +1,6 @@
 """The optimizer that `resireduce.distribute` returns: around the wrapped one, with the same parameter groups and state.
 
-Streamed gradients: as soon as autograd has finished a gradient, it is absorbed by the residual, compressed, and freed;
+Streamed gradients: as soon as autograd has finished a gradient, it is added to the residual, compressed, and freed;
 `step` receives the averages a bounded number of bytes at a time, and lets the wrapped optimizer update just those
 parameters. Kept gradients (the paper's): nothing is done before `step`; `.grad` then receives the averaged gradient."""
 
@@ -131,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         self.resumed = Resumed(feedback.residual)
         self.resumed.watch(optimizer)
         self.before_step: list[Callable[[], object]] = [self._exchange.updater.check_parameters]
-        """What is called before a step, which it may refuse."""
+        """What is called before a step, which it may refuse; whoever builds the optimizer may add to it."""
         self.after_step: list[Callable[[], object]] = [self.resumed.after_step]
         """What is called when a step has been taken, or skipped for overflow."""
         self._exchange.restart()
@@ -256,7 +256,7 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
     # --- the wrapped optimizer, seen through this one ---
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what only the wrapped optimizer has there, as it is read from there; refuse another in its place."""
+        """Set what only the wrapped optimizer has on that, from which it is read; refuse another `wrapped`."""
         wrapped = self.__dict__.get("wrapped")
         if name == "wrapped" and wrapped is not None and value is not wrapped:
             raise UsageError(

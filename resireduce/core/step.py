@@ -109,7 +109,8 @@ class Exchange:
 
         Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
         """
-        step, queue, self.failed = self.steps, self.queue, True  # if anything ends it half-way
+        step, queue = self.steps, self.queue
+        self.failed = True  # until the end, so that it stays if anything raises
         for one in queue.comparisons:  # before anything is updated
             one.look()
         try:
@@ -178,7 +179,7 @@ class Streamed:
         """Note that a backward pass of `slots` has ended."""
 
     def use_early(self, slot: Slot, updater: Updater) -> None:
-        """Use averages, if any are used early, when the gradient of `slot` has been taken in the backward pass."""
+        """Use averages, if any are used before `step()`, now that the gradient of `slot` has been taken."""
 
     def pending(self, exchange: Exchange) -> list[Slot]:
         """Return the slots whose gradient `step()` has to take, which is in `.grad`, perhaps by hand: last first."""
@@ -378,7 +379,7 @@ class LaunchQueue:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
         Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used. Warns if
-        digests of parameters differ. This is the step's last collective, since a rank may still be launching others.
+        digests of parameters differ. No message of a bucket follows it, since a rank may still be launching others.
         """
         here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
         compared = [number for one in self.comparisons for number in one.numbers]

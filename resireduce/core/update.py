@@ -85,7 +85,7 @@ class Updater:
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
 
     def note(self, slots: Sequence[Slot]) -> None:
-        """Note the averages of `slots`, which have come, and let their messages go, unless others may have the rest."""
+        """Note the averages of `slots`, which have come, and let messages go that `settle` does not need."""
         self._updating += slots
         for bucket in {self.queue.bucket_of[slot] for slot in slots}:
             if all(slot.is_taken for slot in bucket.slots):
