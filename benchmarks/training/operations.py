@@ -111,6 +111,7 @@ def count(model: nn.Module, settings: Mapping[str, Any]) -> dict[str, Any]:
     trained = [one for one in model.parameters() if one.requires_grad]
     ranks = Ranks(RANKS)
     with distribute(model, Idle(trained, lr=0.1), backend=ranks, **settings) as optimizer:
+        optimizer.feedback.finiteness.waits_for = ()  # as on a GPU, which the host asks once a step
         for _ in range(STEPS):
             optimizer.zero_grad()
             ranks.messages = 0

@@ -132,10 +132,15 @@ class _Residual(_InPlaceOf):
             self._whole[name] = whole.clone()
         return whole
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Any] | None:
-        """Return None in a step that is looked at, so that `compensate_` is called, which sees the sum."""
-        found: tuple[Tensor, Any] | None = None if self._watch.looks else self._inner.addends(grad, name)
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Any]:
+        """In a step that is looked at, call `compensate_`, which sees the sum."""
+        if self._watch.looks:
+            return self.compensate_(grad, name), None
+        found: tuple[Tensor, Any] = self._inner.addends(grad, name)
         return found
+
+    def only_adds(self, name: str) -> bool:
+        return not self._watch.looks and bool(self._inner.only_adds(name))
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         if name not in self._whole:
