@@ -55,7 +55,7 @@ BY_DESIGN: dict[str, dict[str, str]] = {
         "few_reaching": "how many pass decides whether the threshold is changed",
         "not_above": FITTED["not_above"],
         "_selected": "thresholds, and when they were found, are on the device, where states are held",
-        "_regions": "when regions were shared out is on the device, too",
+        "agree": "when regions were shared out is on the device, too",
         "counts": "how many elements each rank is sent is what an exchange is told",
         "_common": "how many sums come back decides whether their threshold is changed",
         "reached_by": "a threshold is a number of the host",
