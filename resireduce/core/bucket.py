@@ -71,7 +71,7 @@ class Slot:
     """What this rank has taken, until its bucket is compressed: its gradient or, with two levels, first that and then
     its slice of the node's mean. None: the residual has absorbed it, or there is none."""
     is_ready: bool = False
-    """Whether the bucket need not wait for it any more."""
+    """Whether its gradient has come, or none that can be used will, so that its bucket need not wait for it."""
     average: Tensor | None = None
     """With two levels: the average, which came together with those of its bucket, until it is used."""
     passes: int = 0
@@ -151,8 +151,8 @@ class Slot:
         return self.parameter.grad
 
     def own(self, shared: bool = False) -> Tensor:
-        """Return a gradient that may be overwritten: that in `.grad`; or a copy, which replaces it there, if it is
-        `shared`, as autograd may still hand out that memory to others, or was put there by hand."""
+        """Return a gradient that may be overwritten: that in `.grad`, unless it is `shared`, since autograd may still
+        hand out its memory to others, or was put there by hand. Then it is a copy, which replaces it in `.grad`."""
         grad = self.grad
         if grad.is_meta or (grad.data_ptr() == self.made and not shared):
             return grad
@@ -209,7 +209,7 @@ class Bucket:
     """Tensors whose gradients are compressed and sent together, all of one dtype and device: all dense, or none."""
 
     slots: list[Slot]
-    """One for each tensor; by the name of the first ranks pair messages."""
+    """One for each tensor; ranks pair messages by the name of the first."""
     message: Message | Round | None = None
     """This rank's message in this step, from its compression to its last use; or the round before it."""
     gathered_bytes: int = 0

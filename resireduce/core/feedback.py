@@ -1,6 +1,7 @@
 """Error feedback (paper, section 2.2): compensate, compress, keep the rest, send, average.
 
-`Compressor.send` does the first three for each tensor of a bucket in turn; top-k and others do so for all at once."""
+`Compressor.send` is given the sums of a bucket, calls back `keep_` or `keep_rests_`, and returns the message: for each
+tensor in turn, or as top-k and others do, for all at once."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
@@ -358,7 +359,7 @@ class ErrorFeedback:
 
     @exactly
     def absorb(self, grad: Tensor, name: str) -> None:
-        """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient as `compress` does."""
+        """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient as `check_` does."""
         self.finiteness.check_(grad, name)
         self.residual.of(name).compensate_(grad, name)
 

@@ -36,8 +36,8 @@ def _call(place: weakref.ref[Any], index: int, act: Act, given: Any) -> None:
 
 
 def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], guard: StepGuard, world_size: int) -> None:
-    """Remove the hooks that a garbage-collected owner has left; unless it took a step, the first of them
-    stays, by which the wrapped optimizer refuses steps. With other ranks, the next backward pass gives a warning."""
+    """Remove the hooks that a garbage-collected owner has left. If it never took a step, the first stays: it has the
+    wrapped optimizer refuse steps. With other ranks, the next backward pass gives a warning."""
     _detach(slots, handles if guard.steps else handles[1:])
     if world_size > 1:
         watch_orphans(slot.parameter for slot in slots)

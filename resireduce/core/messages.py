@@ -143,7 +143,7 @@ class Message:
     """This rank's payload of each tensor, in the memory of the buffer."""
     buffer: Tensor
     """What travels, 1-D: the buffer of a single payload, or those of several one behind the other. Where rounds have
-    exchanged everything, nothing does, and this is the first payload's."""
+    exchanged everything, no buffer travels, and this is the first payload's."""
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
     received: Sequence[Sequence[Tensor]] = ()

@@ -1,6 +1,6 @@
 """The optimizer that `resireduce.distribute` returns: around the wrapped one, with the same parameter groups and state.
 
-Streamed gradients: as soon as autograd has finished a gradient, it is added to the residual, compressed, and freed;
+Streamed gradients: as soon as autograd has finished those of a bucket, they are compensated, compressed, and freed;
 `step` receives the averages a bounded number of bytes at a time, and lets the wrapped optimizer update just those
 parameters. Kept gradients (the paper's): nothing is done before `step`; `.grad` then receives the averaged gradient."""
 

@@ -216,8 +216,8 @@ class Flat:
         queue.compress_ready(slot, step)
 
     def complete(self, queue: "LaunchQueue", step: int) -> None:
-        """Send on what is left, once all gradients of this rank have been taken. On two levels, take the tensors of
-        which only other ranks of the node have a gradient."""
+        """Do nothing, once all gradients of this rank have been taken. On two levels, send on what is left, and take
+        the tensors of which only other ranks of the node have a gradient."""
 
     def averages(self, slots: Sequence[Slot], bucket: Bucket, lifetime: Streamed) -> list[Tensor]:
         """Return the averages of `slots` of a `bucket`, which is under way; they may lie where `lifetime` has room."""
@@ -267,7 +267,7 @@ class UnderWay(deque[Bucket]):
         self.feedback.send(bucket.message)
 
     def end_rounds(self, scaling: "Unscaled") -> None:
-        """Make the payloads that ranks make in rounds, if any; `scaling` may remember what is about to be sent."""
+        """Do nothing: no payload is made in rounds here. `scaling` may remember what is about to be sent."""
 
 
 class LaunchQueue:
@@ -294,7 +294,7 @@ class LaunchQueue:
         self.under_way, self.slots, self.feedback, self.world = under_way, slots, route.feedback, world
         self.route, self.lifetime, self.scaling = route, lifetime, lifetime.scaling
         self.checks: list[Callable[[Sequence[Slot], Sequence[int], int], None]] = []
-        """What may raise for how many of all ranks have a gradient of each slot, if all are finite."""
+        """Called with how many of all ranks have a gradient of each slot, if all are finite; may raise."""
         self.comparisons: list[Drift] = []
         """What ranks compare in their first steps."""
         self.unused: list[Slot] = []
@@ -379,7 +379,7 @@ class LaunchQueue:
         """Agree on the tensors that had no gradient here: averages are delivered if another rank had one, else dropped.
 
         Agree also on whether to go on: `flagged` is whether any rank has a gradient that cannot be used. Warns if
-        digests of parameters differ. No message of a bucket follows it, since a rank may still be launching others.
+        digests of parameters differ. No message of a bucket may follow it: another rank may still be launching some.
         """
         here = [*(int(slot.is_taken) for slot in self.slots), int(self.is_spoilt())]
         compared = [number for one in self.comparisons for number in one.numbers]
