@@ -74,7 +74,7 @@ def _device(group: dist.ProcessGroup) -> torch.device:
 
 
 NOTHING: tuple[Handle[Any], Callable[[], object]] = Handle(list, lambda: True), list
-"""Of a collective of unequal sizes that is under way: brings the sizes; launches the elements. Here of none."""
+"""Where no collective of unequal sizes is under way: a handle that is ready, and a launch that does nothing."""
 
 
 class TorchCommunicator(Communicator):
@@ -104,7 +104,7 @@ class TorchCommunicator(Communicator):
         self.group = group = self._pooled.group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self._backend, self.control_device = dist.get_backend(group), _device(group)
-        self._ragged = NOTHING
+        self._ragged = NOTHING  # else the handle that brings the sizes, and what launches the elements then
 
     @property
     def would_block(self) -> bool:

@@ -42,8 +42,6 @@ class Stage(Enum):
     __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
 
 
-OVER = frozenset({Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
-"""Stages after the last pass."""
 HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
 """Stages in which this rank or, on two levels, one of its node has a gradient."""
 

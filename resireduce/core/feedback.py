@@ -259,9 +259,7 @@ class ErrorFeedback:
                 "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
             )
         self.compressor, self.communicator = compressor.for_world(communicator.world_size), communicator
-        varies = (
-            self.compressor.turns > 1 or self.compressor.collective == "rounds"
-        )  # in some steps there are more rounds
+        varies = self.compressor.turns > 1 or self.compressor.collective == "rounds"  # in some steps there are more
         self.varies = varies or schedule is not None or warm_up_steps > 0
         """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
         self.residual, self.states = residual, CompressorStates()
@@ -273,17 +271,13 @@ class ErrorFeedback:
         """Decides which gradients are refused."""
         self.kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         """Shape, dtype and device of each tensor's gradient."""
-        plain, fixed = NoCompression(), self.compressor
-
-        def in_every_step(_: int) -> Compressor:
-            return fixed
-
-        at: Callable[[int], Compressor] = in_every_step
-        if schedule is not None:
-            at = lru_cache(1)(lambda step: schedule(step).for_world(communicator.world_size))
-        self.compressor_at = at
+        fixed, plain = self.compressor, NoCompression()
+        self.compressor_at: Callable[[int], Compressor] = lambda step: fixed
         """Returns the compressor of all tensors that are not dense in a step after warm-up."""
-        self._for_dense, self._for_others = plain, self.compressor_at
+        if schedule is not None:
+            self.compressor_at = lru_cache(1)(lambda step: schedule(step).for_world(communicator.world_size))
+        at = self.compressor_at
+        self._for_dense, self._for_others = plain, at
         if warm_up_steps:
             self._for_others = lambda step: plain if step < warm_up_steps else at(step)
         self.begin_step(0)

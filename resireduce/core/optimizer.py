@@ -301,8 +301,8 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
     def parts(self) -> dict[str, Any]:
         """What takes a step, by name, for those who measure it; None for a part that is not there."""
         exchange, queue = self._exchange, self._exchange.queue
-        parts = {"exchange": exchange, "feedback": self.feedback, "queue": queue, "updater": exchange.updater}
-        parts["finiteness"] = self.feedback.finiteness
+        parts = {"exchange": exchange, "feedback": self.feedback, "finiteness": self.feedback.finiteness}
+        parts |= {"queue": queue, "updater": exchange.updater}
         return parts | dict.fromkeys(("scatter", "gather"), None if self.levels.node is None else queue.route)
 
     @property

@@ -46,9 +46,7 @@ class Plain:
         return None
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Copy `value`, unless it was formed in `room`, rounded to the storage dtype; nothing needs `source`."""
-        if value is self.values:
-            return
+        """Copy `value`, rounded to the storage dtype; nothing needs `source`."""
         if self.values.shape != value.shape:  # its memory was freed
             self.values = self.values.new_empty(value.shape)
         self.values.copy_(value)
