@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from resireduce.resume import redistribute as redistribute
     from resireduce.wrappers.ddp import CompressionHook as CompressionHook
     from resireduce.wrappers.ddp import compress_ddp as compress_ddp
-    from resireduce.wrappers.fsdp import (
-        ShardedCompressionHook as ShardedCompressionHook,
-    )
-    from resireduce.wrappers.fsdp import (
-        compress_fsdp as compress_fsdp,
-    )
+    from resireduce.wrappers.fsdp import ShardedCompressionHook as ShardedCompressionHook
+    from resireduce.wrappers.fsdp import compress_fsdp as compress_fsdp
 
 _EXPORTS = {
     "CompressionHook": "resireduce.wrappers.ddp",

@@ -70,15 +70,8 @@ def parser() -> argparse.ArgumentParser:
 # --- What text means ---
 
 
-PYTHONS = {"True": True, "False": False, "None": None}
-"""Values that are often written as in Python, not as in JSON."""
-
-
 def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
-    """Return arguments from `texts` "name=value", a value in JSON or as Python writes it, or as it is.
-
-    Raises ConfigError of `field` for other forms.
-    """
+    """Return what `texts` "name=value" give, in JSON, as Python writes it, or text. Raises ConfigError of `field`."""
     found: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -86,7 +79,7 @@ def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
         try:
             found[name] = json.loads(value)
         except ValueError:
-            found[name] = PYTHONS.get(value, value)
+            found[name] = {"True": True, "False": False, "None": None}.get(value, value)
     return found
 
 

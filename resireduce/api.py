@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,15 +13,11 @@ from resireduce.core.optimizer import DistributedOptimizer
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping
 from resireduce.merging.profile import Profiler
-from resireduce.merging.rules import TIMED
 from resireduce.pipeline import build_feedback, find_communicator, find_compressor
-from resireduce.scheme import Scheme
+from resireduce.scheme import TIMED_MERGES, Scheme
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start, check_optimizer_agreement
 from resireduce.watchers import watch_around
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 
 def distribute(
@@ -43,7 +38,7 @@ def distribute(
     grad_scaler: GradScaler | None = None,
     residual_device: str | None = None,
     update: str = "in_step",
-    group: "dist.ProcessGroup | None" = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
     warm_up_steps: int = 0,
     hierarchy: str | Sequence[Sequence[int]] = "flat",
     merge: int | str | Sequence[Sequence[str]] | None = None,
@@ -137,9 +132,8 @@ def distribute(
             distributed.before_step.append(partial(next, watch_around(optimizer)))
         if lossy.momentum is not None:
             distributed.before_step.append(partial(check_momentum, lossy, optimizer))
-        if settings.merge in [*TIMED]:
-            profiler = Profiler(settings.merge, distributed.parts["exchange"])
-            distributed.after_step.append(profiler.after_step)
+        if settings.merge in TIMED_MERGES:
+            distributed.after_step.append(Profiler(settings.merge, distributed.parts["exchange"]).after_step)
         broadcast_start(model, optimizer, communicator)
     except BaseException:  # the plain optimizer can train on
         (levels if distributed is None else distributed).close()

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import nn
 
 from resireduce.comm.base import Communicator
@@ -16,9 +17,6 @@ from resireduce.grouping import FORM, Grouping, compressible, find_groups, is_sm
 from resireduce.scheme import BACKENDS, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
 from resireduce.start import agree, kinds
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
 
 
 def find_compressor(settings: Settings) -> Compressor:
@@ -92,7 +90,7 @@ def find_grouping(
     return find_groups(model, compressed)
 
 
-def find_communicator(backend: str | Communicator, group: "dist.ProcessGroup | None") -> Communicator:
+def find_communicator(backend: str | Communicator, group: "torch.distributed.ProcessGroup | None") -> Communicator:
     """Return the communicator that `backend` names or is, over the ranks of `group`. Raises ConfigError for another."""
     if group is not None and backend != "torch":
         raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
