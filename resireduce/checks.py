@@ -15,8 +15,6 @@ from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, TIMED_MERGES, UPDA
 from resireduce.settings import Settings
 from resireduce.watchers import DISTRIBUTED
 
-# --- The settings of `resireduce.distribute`, checked before anything is changed ---
-
 
 def check_settings(
     settings: Settings, compressor: Compressor, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -96,9 +94,6 @@ def check_update(
         )
 
 
-# --- Checks of `merge`, which says which tensors travel in one message ---
-
-
 def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Tensor]) -> None:
     """Raise ConfigError for a `merge` that cannot be used with `parameters`, given by name, or with `compressor`."""
     if merge is None:
@@ -120,9 +115,6 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
             "rounds of one tensor each, or in exchanges that no rule by time knows; leave merge out, or choose another "
             "compressor"
         )
-
-
-# --- The model and the optimizer given to `resireduce.distribute`, checked before anything is changed ---
 
 
 def check_types(model: object, optimizer: object) -> None:

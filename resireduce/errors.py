@@ -82,9 +82,6 @@ def check_share(field: str, value: object) -> float:
 
 
 def check_count(field: str, value: object, least: int = 0, of: str = "", or_none: bool = False) -> None:
-    """Raise ConfigError unless `value` of `field` is a whole number, `least` or more, or None with `or_none`.
-
-    of: what it counts, for the message.
-    """
+    """Raise ConfigError unless `value`, how many `of` these, is whole and `least` or more, or None with `or_none`."""
     is_allowed = (or_none and value is None) or (is_count(value) and value >= least)  # type: ignore[operator]
     check(field, value, is_allowed, f"a number{of and f' of {of}'}, {least} or more{', or None' if or_none else ''}")

@@ -10,12 +10,6 @@ from torch import Tensor, nn
 
 from resireduce.errors import ConfigError, check, check_share
 
-DENSE_BELOW = 10_000
-"""Tensors with fewer elements, and all 1-D ones, are sent dense and have no residual, as in the reference code."""
-
-LONGEST_RUN = 6
-"""A run of up to this many equal layers is one group; a longer one is cut in threes (the paper's Fig. 4)."""
-
 
 @dataclass(frozen=True)
 class Grouping:
@@ -52,8 +46,8 @@ class Grouping:
 
 
 def is_small(parameter: Tensor) -> bool:
-    """Whether `parameter` is sent dense, without compression and residual: 1-D, or fewer than 10,000 elements."""
-    return parameter.dim() < 2 or parameter.numel() < DENSE_BELOW
+    """Whether `parameter` is 1-D or has under 10,000 elements: it is sent dense then, as in the reference code."""
+    return parameter.dim() < 2 or parameter.numel() < 10_000
 
 
 def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[str, nn.Parameter]:
@@ -126,8 +120,8 @@ def _runs(prefix: str, container: nn.Module, parameters: Mapping[str, Tensor], t
 
 
 def cut(run: list[str]) -> list[tuple[str, ...]]:
-    """Return a `run` of equal layers as one group, or as groups of three, the last of which takes the remainder."""
-    if len(run) <= LONGEST_RUN:
+    """Return up to six equal layers as one group, a longer `run` in threes and a longer last (the paper's Fig. 4)."""
+    if len(run) <= 6:
         return [tuple(run)]
     cuts = range(0, len(run) - len(run) % 3, 3)
     return [tuple(run[i : i + 3]) if i != cuts[-1] else tuple(run[i:]) for i in cuts]

@@ -59,10 +59,7 @@ def coprime_step(n: int, least: int) -> int:
 
 
 def spread(shared: Tensor, block: int, piece: slice) -> Tensor:
-    """Return for each element of `piece`, which must begin a block, the number that its block has in `shared`: 1-D.
-
-    shared: 1-D, one number for each `block` elements of the whole tensor.
-    """
+    """Return for each element of `piece`, which must begin a block, the number that its block has in 1-D `shared`."""
     blocks = shared[piece.start // block : -(-piece.stop // block)]
     return blocks.repeat_interleave(block)[: piece.stop - piece.start]
 

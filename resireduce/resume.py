@@ -27,19 +27,13 @@ MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
 """Keys of a state's origin, which states of earlier versions lack: the compressor whose memory it holds; digests of the
 members of each group, named for the first; digests of how the places of each tensor that is stored in part were
 drawn."""
-PART = 1 << 20
-"""Elements of 8 bits that are widened at once, to be looked at."""
-LONGEST = 128
-"""Bytes that are kept of the text in MADE_BY: torch.distributed.checkpoint loads tensors of one size only."""
-
-# --- The state that one rank has saved, and whether it may be loaded ---
 
 
 def origin(memory: str, meaning: Mapping[str, str]) -> dict[str, Tensor]:
     """Return what tells a saved state from others: whose `memory` it holds, if any, and digests of each `meaning`."""
     digests = {name: hashlib.sha256(text.encode()).digest()[:7] for name, text in meaning.items()}
     found = {name: torch.tensor(int.from_bytes(digest), device="cpu") for name, digest in digests.items()}
-    text = bytearray(memory.encode()[:LONGEST].ljust(LONGEST))
+    text = bytearray(memory.encode()[:128].ljust(128))  # torch.distributed.checkpoint loads tensors of one size only
     return found | ({MADE_BY: torch.frombuffer(text, dtype=torch.uint8)} if memory else {})
 
 
@@ -81,7 +75,7 @@ def _is_sound(tensor: Tensor) -> bool:
     """Whether the values are possible: floating-point numbers are finite, integers are counts or indices."""
     if tensor.is_floating_point():
         # Of 8 bits there are no sums. Nothing as large as the tensor is made: memory may be short.
-        parts = (one.float() for one in tensor.flatten().split(PART)) if tensor.element_size() == 1 else [tensor]
+        parts = (one.float() for one in tensor.flatten().split(1 << 20)) if tensor.element_size() == 1 else [tensor]
         return all(map(is_finite, parts))
     are_ascending = tensor.dtype != torch.int32 or bool((tensor.diff() > 0).all())  # numbers of rows and columns
     return are_ascending and (tensor.dtype == torch.int8 or not bool((tensor < 0).any()))
@@ -97,9 +91,6 @@ def _in_words(state: State) -> str:
     within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
     shard = ", shard {} of {}".format(*(place[key] for key in SHARD)) if SHARD[0] in place else ""
     return f"rank {place['rank']} of {place['world_size']}{within}{shard}"
-
-
-# --- The states of all ranks of a job, for another number of ranks ---
 
 
 @torch.no_grad()

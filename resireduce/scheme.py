@@ -189,6 +189,5 @@ def build_residual(
     for option in options:
         choose(f"options of scheme {scheme!r}", option, set().union(*known.values()))
     common = {"grouping": grouping, "dtype": dtype, "rank": rank, "device": device}
-    own = {one: {name: options[name] for name in known[one] if name in options} for one in known}
-    made = {residual: residual(**common, **own[residual]) for residual in known}
+    made = {one: one(**common, **{name: options[name] for name in known[one] if name in options}) for one in known}
     return Residuals(grouping, *(made[residual] for residual in chosen))

@@ -19,16 +19,12 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping
     from resireduce.scheme import Scheme
 
-OWN = ("density", "backend", "group")
-"""Fields that may differ between ranks, or that another field covers: the compressor has the density."""
-
 
 @dataclass(frozen=True)
 class Settings:
     """What a user chooses besides model and optimizer; `resireduce.distribute` documents each setting.
 
-    Each field is a keyword of `distribute`, in the same order and with the same default, which a test compares. All
-    ranks must have the same values, except in those of OWN.
+    Each field is a keyword of `distribute`, in the same order and with the same default, which a test compares.
     """
 
     scheme: "str | Scheme" = "w+2d"
@@ -83,7 +79,8 @@ class Settings:
 
     def agreed(self, **found: object) -> dict[str, object]:
         """Return the values that must be equal on all ranks, by field; `found` replaces the names that were given."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in OWN}
+        own = ("density", "backend", "group")  # which may differ, or the compressor has them
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
         given["density"] = "by step" if self.changes_density else "fixed"  # the compressor has the number
         given |= {"options": dict(self.options or {}), "grad_scaler": type(self.grad_scaler).__name__} | found
         return {"dense": given["dense"]} | given  # first, since groups that differ follow from it
