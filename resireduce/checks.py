@@ -138,10 +138,7 @@ def check_types(model: object, optimizer: object) -> None:
 
 
 def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters that `optimizer` holds, by name, in the order of `model`.
-
-    Raises ConfigError if it holds others, or none.
-    """
+    """Return the parameters that `optimizer` trains, in the order of `model`. ConfigError if it has others or none."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
     if len(parameters) < len(held):

@@ -28,8 +28,6 @@ HELD = (
 """Begins a field for each parameter whose state is held."""
 STAYS = "state_differs_by_rank"
 """The attribute by which an optimizer says that each rank holds the state of other parameters."""
-VALUES = (Number, str, bytes, Tensor, torch.dtype, type(None))
-"""What an optimizer's options and states may hold, also in dicts, lists and tuples, to be sent to other ranks."""
 
 
 def agree(table: Mapping[str, object], communicator: Communicator, beside: Communicator | None = None) -> None:
@@ -100,8 +98,9 @@ def torchs_options() -> frozenset[str]:
 
 def is_value(one: object) -> bool:
     """Whether `one` is a value, or made of values; other objects, as locks, refer to something of this process."""
+    values = (Number, str, bytes, Tensor, torch.dtype, type(None))
     leaves = private.tree_leaves(one)
-    return all(is_value([*leaf]) if isinstance(leaf, set | frozenset) else isinstance(leaf, VALUES) for leaf in leaves)
+    return all(is_value([*leaf]) if isinstance(leaf, set | frozenset) else isinstance(leaf, values) for leaf in leaves)
 
 
 def broadcast_object(value: Any, communicator: Communicator) -> Any:

@@ -32,9 +32,6 @@ Inputs = Callable[[nn.Module, int], Tensor]
 
 WORKSPACES = 65 * 2**20
 """Bytes that cuBLAS and cuBLASLt keep, as recorded on an H200 with CUBLAS_WORKSPACE_CONFIG=:4096:8."""
-BLOCK, SEGMENT, LARGE, REST = 512, 2 * 2**20, 10 * 2**20, 2**20
-"""Torch's allocator on a GPU: what sizes are rounded up to; those of segments of LARGE bytes or more; and the largest
-rest of a segment that is not used for anything else."""
 CHUNKS = 64
 """Chunks of logits that are counted one by one. Each holds as much as any other, so that of those beyond only their
 gradients are counted, together: a large batch in small chunks would take hours."""
@@ -45,10 +42,11 @@ CURE = "give module:callable, such as `def inputs(model, batch): return model(to
 
 
 def allocated(nbytes: int) -> int:
-    """Return what torch's allocator gives out on a GPU, of a segment of its own, for `nbytes`."""
-    rounded = -(-nbytes // BLOCK) * BLOCK
-    segment = -(-rounded // SEGMENT) * SEGMENT
-    return segment if rounded >= LARGE and segment - rounded <= REST else rounded
+    """Return what torch's allocator gives out on a GPU for `nbytes`: from 10 MiB on a whole segment, unless more than
+    1 MiB of it would be left, which is used for something else."""
+    rounded = -(-nbytes // 512) * 512
+    segment = -(-rounded // 2**21) * 2**21
+    return segment if rounded >= 10 * 2**20 and segment - rounded <= 2**20 else rounded
 
 
 # --- What is counted, and with which operations ---
@@ -151,10 +149,7 @@ class Passes:
 def trace_passes(
     model: nn.Module, inputs: Inputs, batch: int, checkpointed: bool = False, loss_chunk: int | None = None
 ) -> Passes:
-    """Return the bytes of a forward and a backward pass of a `model` without storage, which is left in training mode.
-
-    checkpointed: `checkpoint` of `resireduce.plan`, which the others are as well.
-    """
+    """Return the bytes of a forward and a backward pass of `model`, without storage, which is left in training mode."""
     blocks = blocks_of(model) if checkpointed else []
     lists = "it for a model with an nn.ModuleList or nn.Sequential of equal blocks, between which activations are kept"
     check("checkpoint", checkpointed, not checkpointed or bool(blocks), lists)
@@ -321,12 +316,6 @@ OTHER: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adamw": ("sgd", "second-moment-adamw", {}),
 }
 """Beside an optimizer: another, and one for residuals that are the only memory of gradients, with its arguments."""
-CHUNK = 512
-"""Rows of logits at a time, where a choice has them in parts."""
-MOST = 2**20
-"""Largest batch that is looked for."""
-TRIES = 8
-"""Batches after which those that are left are halved."""
 
 
 def check_batch(batch: Any, inputs: object, checkpoint: bool, loss_chunk: object, memory: object) -> int | None:
@@ -363,10 +352,7 @@ def plan_batch(
     loss_chunk: int | None,
     memory: int | None,
 ) -> dict[str, Any]:
-    """Return the fullest moment, what other choices would hold then, and what fits into a `memory` of so many bytes.
-
-    `model` is without storage; the others are as `resireduce.plan` was given them.
-    """
+    """Return the fullest moment, what other choices would hold then, and what fits into a `memory` of so many bytes."""
 
     def trace(what: str, size: int, checkpointed: bool, chunk: int | None) -> Passes:
         progress(f"the model's own step{what}")
@@ -376,7 +362,7 @@ def plan_batch(
     order = [parameter for parameter, _, _ in passes.handed]
     ways = {"": passes}
     with suppress(ConfigError):  # the model has no blocks, or does not say which layer makes logits
-        for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or CHUNK):
+        for way, chunk in ("checkpointed_", None), ("checkpointed_chunked_", loss_chunk or 512):
             ways[way] = trace(f", {way.strip('_').replace('_', ' and ')}", batch, True, chunk)
     held: dict[str, list[Held]] = {}
     for kind, *choice in ("as asked", given, optimizer, arguments), *choices(given, optimizer, arguments):
@@ -421,20 +407,20 @@ def most_of(passes: Passes, held: list[Held]) -> dict[str, Any]:
 
 
 def largest_batch(fullest_of: Callable[[int], int], batch: int, nbytes: int, memory: int) -> int:
-    """Return the largest batch whose fullest moment is at most `memory` bytes; 0 if none is.
+    """Return the largest batch, of 2**20 at most, whose fullest moment is at most `memory` bytes; 0 if none is.
 
     fullest_of: the bytes of a batch; `nbytes` are those of `batch`. They grow, most of them in proportion.
     """
     known = {batch: nbytes, 2 * batch: fullest_of(2 * batch)}
     while True:
         low = max((size for size, most in known.items() if most <= memory), default=0)
-        high = min((size for size, most in known.items() if most > memory), default=MOST + 1)
+        high = min((size for size, most in known.items() if most > memory), default=2**20 + 1)
         if high - low <= 1:
             return low
         first, last = sorted(sorted(known, key=lambda size: abs(known[size] - memory))[:2])
         slope = (known[last] - known[first]) / (last - first)
         guess = first + (memory - known[first]) / slope if slope > 0 else high
-        if len(known) > TRIES:  # the line through two sizes does not lead there
+        if len(known) > 8:  # the line through two sizes does not lead there
             guess = (low + high) / 2
         guess = min(max(int(guess), low + 1), high - 1)
         known[guess] = fullest_of(guess)

@@ -15,8 +15,6 @@ from resireduce.grouping import Grouping, compressible
 from resireduce.planning import STATES, Item, sums
 from resireduce.scheme import SCHEMES, build_residual
 
-# --- The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of ---
-
 
 def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[Item]:
     """Return every tensor of the model states that this rank holds now, in bytes; one held twice is listed once.
@@ -73,9 +71,6 @@ def held_bytes(tensor: Tensor) -> int:
     return sum(held_bytes(getattr(tensor, inner)) for inner in tensor.__tensor_flatten__()[0])
 
 
-# --- Their sums, and what is compared with them ---
-
-
 @dataclass(frozen=True)
 class ModelStates:
     """What is held at a step boundary, after `step()` and before `zero_grad()`; in bytes, on one rank."""
@@ -100,10 +95,7 @@ class ModelStates:
 
 
 def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
-    """Return the model states of this rank, in bytes, counted tensor by tensor; one held twice is counted once.
-
-    optimizer: made by `resireduce.distribute`.
-    """
+    """Return the model states of this rank, in bytes, counted tensor by tensor; one held twice is counted once."""
     return ModelStates(**sums(itemise_states(optimizer)))
 
 
@@ -210,14 +202,11 @@ def _key(tensor: Tensor) -> int:
 
 
 def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict[str, int]:
-    """Return the bytes of all residuals of `parameters`, with their `grouping`, by scheme with its default options.
-
-    Residuals are registered for tensors without storage, so that nothing is allocated.
-    """
+    """Return the bytes of all residuals of `parameters`, with their `grouping`, by scheme with its default options."""
     held = {}
     for scheme in SCHEMES:
         residual = build_residual(scheme, grouping)
         for name, parameter in parameters.items():
-            residual.of(name).register(name, parameter.to("meta"))
+            residual.of(name).register(name, parameter.to("meta"))  # so that nothing is allocated
         held[scheme] = residual.nbytes()
     return held

@@ -44,15 +44,13 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
 # --- Models by name: of installed packages, any `module:callable`, or a Hugging Face configuration file ---
 
 
-GROUP = "resireduce.models"
-"""Entry points of this group name dictionaries: model name -> "module:callable"."""
 CURE = "give a known name, module:callable that makes the model (of what --arg gives), or a Hugging Face config.json"
 """What to do about a model that cannot be used, for messages."""
 
 
 def offered_models() -> dict[str, str]:
     """Return all models that installed packages offer, as name -> "module:callable"."""
-    return {name: target for entry in entry_points(group=GROUP) for name, target in entry.load().items()}
+    return {name: target for entry in entry_points(group="resireduce.models") for name, target in entry.load().items()}
 
 
 def is_config_file(name: str) -> bool:
@@ -122,10 +120,7 @@ FUSED_KERNELS = {getattr(torch.ops.aten, f"_fused_{name}_") for name in ("sgd", 
 def make_optimizer(
     optimizer: str | Maker, parameters: list[nn.Parameter], arguments: Mapping[str, object], given: Settings
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of `parameters`, with `arguments`, ready for training as `given`.
-
-    Raises ConfigError if there is no such optimizer.
-    """
+    """Return the `optimizer` of `parameters`, ready for training as `given`. Raises ConfigError for another name."""
     listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
     if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
         arguments = {"momentum": 0.0, **arguments}  # the compressor has it
@@ -163,10 +158,7 @@ def without_storage(on_gpu: bool = False) -> Iterator[None]:
 
 
 class Ones(private.DispatchMode):
-    """Answers 1 for a value that is read from a tensor without storage (`item`), where torch would raise.
-
-    Kernels of fused optimizers, which such tensors lack, do nothing.
-    """
+    """Answers 1 for a value that is read from a tensor without storage (`item`), and passes over fused optimizers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in FUSED_KERNELS and args[0][0].is_meta:

@@ -63,7 +63,7 @@ def test_a_module_instance_is_told_what_to_give_instead(capsys: pytest.CaptureFi
 def test_models_that_packages_offer_have_a_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = [EntryPoint("suite", f"{HERE}:OFFERED", resireduce.planning.models.GROUP)]
+    entries = [EntryPoint("suite", f"{HERE}:OFFERED", "resireduce.models")]
     monkeypatch.setattr(resireduce.planning.models, "entry_points", lambda group: entries)
     assert offered_models() == OFFERED
     assert callable(find_builder("mine"))
