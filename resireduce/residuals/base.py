@@ -51,9 +51,6 @@ def norm_dtype(tensor: Tensor) -> torch.dtype:
 # --- The interface of residuals ---
 
 
-def _no_generator(*_: object) -> None: ...
-
-
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     """Return all tensors of `stored`, given by tensor name, under names that begin with `kind`: unique in a scheme."""
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
@@ -96,7 +93,7 @@ class Residual(ABC):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
         self._stored: dict[str, Stored] = {}
         """What is read for each registered tensor; several may share it."""
-        self._draw = generator if dtype in Blocks.LARGEST else _no_generator
+        self._draw: Callable[..., Any] = generator if dtype in Blocks.LARGEST else lambda *_: None
 
     INSTEAD: ClassVar = {
         "addends": {"compensate_"},

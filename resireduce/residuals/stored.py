@@ -23,7 +23,7 @@ class Plain:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
-    def addends(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def addends(self: "Stored", grad: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the sum with contiguous `grad`, in its memory, and None: nothing is left to be added."""
         return self.add_to_(grad), None
 
@@ -85,9 +85,7 @@ class Blocks:
         self.codes = torch.zeros(self._bytes(self.numel), dtype=code, device=device)
         self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
 
-    def addends(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the sum with contiguous `grad`, in its memory, and None."""
-        return self.add_to_(grad), None
+    addends = Plain.addends
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the decoded values to `target`; plain torch does so a sixteenth at a time. Return `target`."""
@@ -185,9 +183,7 @@ class Hosted:
             with _beside(self._device):
                 self._near = _with_tensors(self._far, lambda far: far.to(self._device, non_blocking=True, copy=True))
 
-    def addends(self, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the sum with contiguous `grad`, in its memory, and None."""
-        return self.add_to_(grad), None
+    addends = Plain.addends
 
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to `target`, once it has come from the host; return `target`."""
