@@ -286,10 +286,11 @@ class MeasuringUpdater(Updater):
     time.
     """
 
-    def restart(self) -> None:
-        """Forget what an unfinished step has brought."""
-        super().restart()
+    def finish(self, step: int) -> None:
+        """Receive everything under way, and update by that, as ever."""
         self._norms: dict[Slot, Tensor] = {}
+        super().finish(step)
+        self._norms.clear()
 
     def note(self, slots: Sequence[Slot]) -> None:
         """Note the norms of the averages of `slots`, which have come."""

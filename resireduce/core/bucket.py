@@ -39,12 +39,6 @@ class Stage(Enum):
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
     DROPPED = "the last pass is over, and the sum holds NaN or infinity: this rank has no gradient of it"
 
-    __hash__ = object.__hash__  # identity suffices; Enum's own is called eight times for each gradient
-
-
-HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
-"""Stages in which this rank or, on two levels, one of its node has a gradient."""
-
 
 @dataclass(eq=False)
 class Slot:
@@ -53,7 +47,6 @@ class Slot:
     index: int
     """Place among the trained parameters, in the order of the model."""
     name: str
-    """Name of the parameter in the model."""
     parameter: nn.Parameter
     small: bool
     """Whether the gradient is sent dense, and may share a message with other such gradients."""
@@ -79,7 +72,6 @@ class Slot:
     is_announced: bool | None = None
     """Whether autograd is about to add a gradient to `.grad`; None: the hook before that has not been called."""
     stage: Stage = Stage.OPEN
-    """How far the gradient has come in this step."""
     sent: Payload | None = None
     """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
     kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
@@ -112,7 +104,7 @@ class Slot:
     @property
     def is_taken(self) -> bool:
         """Whether this rank, or with two levels another one of its node, has taken a gradient of it in this step."""
-        return self.stage in HERE
+        return self.stage is Stage.GUARDED or self.stage is Stage.TAKEN
 
     def restart(self) -> None:
         """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
@@ -366,13 +358,6 @@ def overlaps(tensors: Iterable[tuple[Key, Tensor]]) -> Iterator[tuple[Key, Key]]
         begun = [other for other in begun if other[0] == span[0] and other[2] > span[1]]
         yield from ((other[3], span[3]) for other in begun)
         begun.append(span)
-
-
-def laid_out(average: Tensor, like: Tensor) -> Tensor:
-    """Return `average` with the strides of the parameter `like`, which fused optimizers take for granted."""
-    if average.stride() == like.stride():
-        return average
-    return torch.empty_like(like, dtype=average.dtype).detach_().copy_(average)
 
 
 # --- Clipping by the global norm, as torch's clip_grad_norm_ does it, from the norms of the single tensors ---

@@ -22,9 +22,6 @@ from resireduce.kernels.ops import in_one_launch, is_finite
 from resireduce.residuals.base import Residual, Residuals, Rest
 from resireduce.resume import check_place, check_state, origin
 
-# --- Arithmetic that an autocast around `backward()` or `step()` does not change ---
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -46,9 +43,6 @@ def exactly(function: Callable[P, T]) -> Callable[P, T]:
     return exact
 
 
-# --- Gradients that are not finite are refused: each at once or, where the host would wait for it, once a step ---
-
-
 class Finiteness:
     """Keeps NaN and infinity out of residuals and messages.
 
@@ -65,7 +59,7 @@ class Finiteness:
 
     def check(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity, and is checked when it comes."""
-        if self._checks_at_once(grad) and not is_finite(grad):
+        if grad.device.type in self.waits_for and not is_finite(grad):
             raise refusal(name)
 
     def check_(self, grad: Tensor, name: str) -> None:
@@ -79,7 +73,7 @@ class Finiteness:
         self._look_later_({one.name: one.gradient for one in sums if one.gradient is not None})
 
     def _look_later_(self, gradients: Mapping[str, Tensor]) -> None:
-        names = [name for name, grad in gradients.items() if grad.numel() and not self._checks_at_once(grad)]
+        names = [name for name, grad in gradients.items() if grad.numel() and grad.device.type not in self.waits_for]
         there = [gradients[name] for name in names]
         if not there:
             return
@@ -92,9 +86,6 @@ class Finiteness:
         self.noted.append((names, spoilt))
         for grad, is_spoilt in zip(there, spoilt, strict=True):
             grad.masked_fill_(is_spoilt, 0.0)
-
-    def _checks_at_once(self, grad: Tensor) -> bool:
-        return grad.device.type in self.waits_for
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
@@ -115,21 +106,14 @@ def refusal(name: str, done: str = "its residual is unchanged") -> NonFiniteGrad
     )
 
 
-# --- The states that a compressor keeps, tensor by tensor, from step to step ---
-
-
 @dataclass
 class CompressorStates:
-    """This rank's states of one compressor, by tensor. A step's changes take effect once the step has been taken.
-
-    A compressor works on copies, which `commit` puts in place of the held states; a step that is skipped, or that
-    fails, is not committed.
-    """
+    """This rank's states of one compressor, by tensor. What a step changes are copies, which `commit` puts in their
+    place: a step that is skipped, or that fails, is not committed."""
 
     held: dict[str, State] = field(default_factory=dict)
-    """The states as the last step that was taken left them, by tensor; a tensor without a state is not in it."""
+    """The states as the last step that was taken left them; a tensor without a state is not in it."""
     changed: dict[str, State] = field(default_factory=dict)
-    """Copies that this step changes, by tensor."""
 
     def working(self, name: str, lasts: bool = True) -> State:
         """Return the copy of tensor `name`'s state that this step may change, or unless that `lasts`, one whose changes
@@ -149,9 +133,6 @@ class CompressorStates:
         return {
             f"compressor.{name}.{key}": tensor for name, state in self.held.items() for key, tensor in state.items()
         }
-
-
-# --- What is compressed of each tensor ---
 
 
 class NoMomentum:
@@ -221,9 +202,6 @@ class Sum:
 class ErrorFeedback:
     """Compresses gradients and keeps in residuals what is not sent; sends payloads, and receives their averages.
 
-    One compressor serves all tensors but those that are `dense`: these, and all tensors during warm-up, are not
-    compressed.
-
     It averages once. Lossless gradients are scaled by 1 / world size before they are summed, as DistributedDataParallel
     does; what a lossy compressor sends is summed as it is and scaled afterwards, in the gradient's precision: half
     precision would lose small values, which would not enter a residual.
@@ -236,8 +214,7 @@ class ErrorFeedback:
         warm_up_steps: number of first steps in which all tensors are sent so, and residuals stay zero.
         schedule: the compressor of each step, by its number counted from 0, where densities change: the same class with
             another density; `compressor` is then that of step 0.
-        place: this rank's number and the number of ranks, by the names in a saved state, which seed random choices too;
-            None: those of the communicator.
+        place: this rank's number and the number of ranks, by the names in a saved state; it seeds random choices.
 
     Raises ConfigError for a compressor whose exchange the communicator does not have.
     """
@@ -248,8 +225,8 @@ class ErrorFeedback:
         residual: Residuals,
         communicator: Communicator,
         dense: frozenset[str],
-        warm_up_steps: int = 0,
-        place: Mapping[str, int] | None = None,
+        warm_up_steps: int,
+        place: Mapping[str, int],
         schedule: Callable[[int], Compressor] | None = None,
     ):
         self.dense, self.warm_up_steps = dense, warm_up_steps
@@ -264,7 +241,7 @@ class ErrorFeedback:
         """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
         self.residual, self.states = residual, CompressorStates()
         self._blank = deepcopy(residual)  # nothing is registered yet
-        self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
+        self.place = place
         settings = self.compressor.momentum
         self.velocities = NoMomentum() if settings is None else MomentumCorrection(settings)
         self.finiteness = Finiteness()
@@ -417,4 +394,4 @@ class ErrorFeedback:
 
     def reader(self, place: Mapping[str, int]) -> Self:
         """Return a pipeline like this one for the rank at `place`, with nothing registered, to load what it saved."""
-        return type(self)(self.compressor, deepcopy(self._blank), self.communicator, self.dense, place=place)
+        return type(self)(self.compressor, deepcopy(self._blank), self.communicator, self.dense, 0, place)

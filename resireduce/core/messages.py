@@ -126,8 +126,6 @@ class Ragged(Payload):
 # --- The message of a bucket ---
 
 
-SIZE_BYTES = 8
-"""Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
 Into = Callable[[int], Tensor]
 """Returns, for the number of a tensor in its message, contiguous memory for its average, such as `Message.room`."""
 
@@ -137,7 +135,6 @@ class Message:
     """This rank's payloads of the tensors of a bucket on their way to all ranks, by one collective: an all-gather."""
 
     names: Sequence[str]
-    """Names of the tensors."""
     compressor: "Compressor"
     payloads: Sequence[Payload]
     """This rank's payload of each tensor, in the memory of the buffer."""
@@ -223,7 +220,7 @@ class Sized(Message):
         self.handle = communicator.all_gather(self.buffer, self.names[0], equal_sizes=False)
 
     def _of_rank(self, message: Tensor) -> list[Tensor]:
-        header, buffers = SIZE_BYTES * len(self.payloads), [payload.buffer for payload in self.payloads]
+        header, buffers = torch.int64.itemsize * len(self.payloads), [payload.buffer for payload in self.payloads]
         told = [one.nbytes for one in buffers] if message.is_meta else message[:header].view(torch.int64).tolist()
         return _parts(message[header:], told, buffers)
 
@@ -341,7 +338,6 @@ class Round:
     """This rank's input to a sum or exchange over all ranks, whose result gives its message, or the next round."""
 
     names: Sequence[str]
-    """Names of the tensors."""
     compressor: "Compressor"
     rest: Generator[Asked, Any, list[Payload]]
     """Continues with the sum, or with what has come from each rank."""

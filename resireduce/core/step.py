@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.core.bucket import Bucket, Slot, Stage, arrange, in_buckets, is_shared, laid_out
+from resireduce.core.bucket import Bucket, Slot, Stage, arrange, in_buckets, is_shared
 from resireduce.core.feedback import ErrorFeedback
 from resireduce.core.messages import Message
 from resireduce.core.update import Updater
@@ -48,7 +48,6 @@ class Exchange:
         for slot in self.slots:
             slot.restart()
         self.queue.restart()
-        self.updater.restart()
         self.feedback.begin_step(self.steps)
 
     def refuse_if_failed(self) -> None:
@@ -191,8 +190,10 @@ class Streamed:
         return message.room(place)
 
     def deliver(self, slot: Slot, average: Tensor) -> None:
-        """Put the `average` of `slot` into `.grad`."""
-        slot.parameter.grad = laid_out(average, slot.parameter)
+        """Put the `average` of `slot` into `.grad`, with the strides of its parameter, which fused optimizers want."""
+        if average.stride() != slot.parameter.stride():
+            average = torch.empty_like(slot.parameter, dtype=average.dtype).detach_().copy_(average)
+        slot.parameter.grad = average
 
     def free(self, used: Sequence[Slot]) -> None:
         """Let averages go that have been used."""
@@ -236,21 +237,19 @@ OTHER_STEP = (
     "load_residual_state_dict(...), redistribute(...) or start_at(...) was called on some ranks alone, or with states "
     "of several steps. Call it on all, with what they saved in one step, after model and optimizer are built anew"
 )
-GATHERED = 16
-"""The share of the trained bytes, 1 / GATHERED, that payloads of all ranks which are under way take at most."""
 
 
 class UnderWay(deque[Bucket]):
     """The buckets whose messages are under way, the oldest first. `feedback` sends them.
 
     A gathered message takes world size x payload bytes from launch to receipt: the next has to wait if all of them
-    would take more than 1 / GATHERED of the gradients of `slots`, unless it goes alone. An all-reduced one is summed in
+    would take more than a sixteenth of the gradients of `slots`, unless it goes alone. An all-reduced one is summed in
     its own memory.
     """
 
     def __init__(self, feedback: ErrorFeedback, slots: Sequence[Slot]):
         super().__init__()
-        self.feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // GATHERED
+        self.feedback, self._limit_bytes = feedback, sum(slot.nbytes for slot in slots) // 16
 
     def has_room(self, bucket: Bucket) -> bool:
         """Note how many bytes the message of `bucket` takes once all ranks' have come, and return whether it may be

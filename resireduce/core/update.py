@@ -67,7 +67,7 @@ class Updater:
     def __init__(self, optimizer: torch.optim.Optimizer, queue: "LaunchQueue"):
         self.optimizer, self.queue, self.lifetime = optimizer, queue, queue.lifetime
         self._known = {id(slot.parameter) for slot in queue.slots}
-        self.restart()
+        self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
 
     def check_parameters(self) -> None:
         """Raise UsageError if the wrapped optimizer lacks a parameter now, or has a gradient that nobody averages."""
@@ -79,10 +79,6 @@ class Updater:
                 "resireduce.distribute(...), and nobody averages their gradients: do that before, or close() it and "
                 "distribute anew"
             )
-
-    def restart(self) -> None:
-        """Forget what an unfinished step has brought."""
-        self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
 
     def note(self, slots: Sequence[Slot]) -> None:
         """Note the averages of `slots`, which have come, and let messages go that `settle` does not need."""
