@@ -276,7 +276,7 @@ def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_s
         )
 
 
-# --- Updates that wait for all averages: with a limit on their norm, or a GradScaler and streamed gradients ---
+# --- Updates that wait for all averages, as with a limit on their norm, and a loss that is scaled ---
 
 
 class MeasuringUpdater(Updater):
@@ -315,9 +315,6 @@ class MeasuringUpdater(Updater):
                 scale_(slots, factor)
             bucket.message = None
         super().update_rest()
-
-
-# --- A loss that is scaled ---
 
 
 class Scaling(Unscaled):

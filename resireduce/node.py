@@ -14,9 +14,6 @@ from resireduce.core.messages import Message
 from resireduce.core.step import Flat, LaunchQueue, Streamed
 from resireduce.errors import NonFiniteGradient
 
-# --- Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks ---
-
-
 PATIENCE_SECONDS = 1.0
 """How long a backward pass waits for another rank of the node while it holds too many bytes."""
 POLL_SECONDS = 0.0005

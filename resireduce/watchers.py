@@ -79,7 +79,7 @@ def refuse_fork(process: int) -> None:
         )
 
 
-# --- Steps of other optimizers, by gradients that are not averaged ---
+# --- Steps of other optimizers, and training on when that of the library is gone ---
 
 
 NOT_HELD = (
@@ -141,9 +141,6 @@ def _tell(optimizer: torch.optim.Optimizer, *_: object) -> None:
 register_optimizer_step_post_hook(_tell)
 
 
-# --- Optimizers around that of the library, which expect gradients after its step ---
-
-
 def watch_around(wrapped: torch.optim.Optimizer) -> Iterator[None]:
     """Before the first step: warn if an outer optimizer calls it, and does more than to pass the call on.
 
@@ -163,9 +160,6 @@ def watch_around(wrapped: torch.optim.Optimizer) -> Iterator[None]:
         )
     del frame, outer
     yield from repeat(None)
-
-
-# --- Training without the distributed optimizer, which is gone ---
 
 
 def watch_orphans(parameters: Iterable[Tensor]) -> None:

@@ -292,7 +292,7 @@ def _runs(
     return runs
 
 
-# --- Whether a gradient shares its memory with another tensor, so that it must not be changed in place ---
+# --- The memory of gradients: whether others use it, so that it must not be changed in place ---
 
 
 def is_shared(grad: Tensor) -> bool:
@@ -318,9 +318,6 @@ def _of_one() -> int:
         weight.register_post_accumulate_grad_hook(lambda one: seen.append(_uses(one.grad)))
         (weight * weight).backward()
     return seen[0]
-
-
-# --- The memory of gradients and of their averages ---
 
 
 Key = TypeVar("Key")

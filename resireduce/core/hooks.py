@@ -60,9 +60,6 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
         )
 
 
-# --- The backward passes of a distributed model: its gradients are taken as autograd makes them ---
-
-
 class BackwardPasses:
     """Hands the gradients of `model` to an `exchange`, by hooks that hold it weakly and are removed with it."""
 

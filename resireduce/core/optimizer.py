@@ -250,7 +250,6 @@ class DistributedOptimizer(torch.optim.Optimizer, Resumable):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the optimizer."""
         self.close()
 
     # --- the wrapped optimizer, seen through this one ---

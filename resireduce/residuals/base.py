@@ -64,8 +64,7 @@ class InPlace(Plain):
         return self.values, grad
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Copy `value`, unless it was formed in this memory; nothing needs `source`."""
-        if value is not self.values:
+        if value is not self.values:  # which was formed in this memory
             super().set_(value, source)
 
 

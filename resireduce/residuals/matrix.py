@@ -12,8 +12,6 @@ from resireduce.kernels.ops import in_triton, l1_norms
 from resireduce.pieces import PIECES, share
 from resireduce.residuals.base import CHOICES, NORMS, Residual, norm_dtype, select
 
-# --- The elements of a matrix where some rows cross some columns ---
-
 
 def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> None:
     """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` (int32, ascending) of contiguous 2-D `matrix`, in place.
@@ -47,9 +45,6 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor, room: Tensor | N
     for some, part in zip(rows.tensor_split(2 * PIECES), values.tensor_split(2 * PIECES), strict=True):
         torch.index_select(matrix.index_select(0, some), 1, columns, out=part)
     return values
-
-
-# --- Residuals ---
 
 
 class RowsResidual(Residual):

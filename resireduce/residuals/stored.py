@@ -59,9 +59,6 @@ class Plain:
         return {"": self.values}
 
 
-# --- Stored tensors in few bits an element, in blocks that share a scale ---
-
-
 BLOCK = 64
 """Elements that share a scale: a float32 scale costs 0.5 bits per element."""
 
@@ -107,7 +104,6 @@ class Blocks:
         return target
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the decoded values as a new tensor of `dtype`."""
         return self.add_to_(torch.zeros(self.shape, dtype=dtype, device=self.codes.device))
 
     def room(self, dtype: torch.dtype) -> None:
@@ -159,9 +155,6 @@ class Blocks:
         return {".codes": self.codes, ".scales": self.scales}
 
 
-# --- Residuals in the host's memory: a GPU holds one of them only while it is being used ---
-
-
 class Hosted:
     """What `near` would hold on its device, held in the host's memory instead, pinned if the device is a GPU.
 
@@ -186,11 +179,9 @@ class Hosted:
     addends = Plain.addends
 
     def add_to_(self, target: Tensor) -> Tensor:
-        """Add what is stored to `target`, once it has come from the host; return `target`."""
         return self._come().add_to_(target)
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return what is stored, on the device, as a tensor of `dtype` that must not be changed."""
         return self._come().read(dtype)
 
     def room(self, dtype: torch.dtype) -> Tensor | None:

@@ -64,9 +64,6 @@ def compress_ddp(
     return hook
 
 
-# --- The communication hook of DistributedDataParallel: what happens to one bucket of gradients ---
-
-
 class CompressionHook(HookState):
     """Made by `compress_ddp`: holds this rank's residuals, and the messages under way within one backward pass.
 

@@ -27,7 +27,7 @@ from resireduce.scheme import Scheme
 from resireduce.watchers import digest, refuse_capture, refuse_compiled_autograd
 from resireduce.wrappers.hooks import HookState
 
-# --- One unit of a model that `fully_shard` has sharded: which slices of which gradients it reduces, in which order ---
+# --- The units of a model that `fully_shard` has sharded: which slices each reduces, and in which order ---
 
 
 class Unit:
@@ -115,9 +115,6 @@ def trained_by(group: Any) -> list[Any]:
 def has_replicas(group: Any) -> bool:
     """Whether FSDP itself averages the gradients of `group`, an FSDPParamGroup, between replicas."""
     return getattr(group.mesh_info, "replicate_mesh_dim", None) is not None
-
-
-# --- The units of a model that `fully_shard` has sharded, found in the order of the model ---
 
 
 def find_units(model: nn.Module) -> list[Unit]:
@@ -296,9 +293,6 @@ class ShardedCompressionHook(HookState):
         """Load a `state` that `state_dict` made; ConfigError if it has nothing of this rank."""
         (key,) = self.state_dict()
         self.load_residual_state_dict(state.get(key, {}))
-
-
-# --- The call: the model is checked, all ranks compare what they were given, and the hook is made ---
 
 
 def compress_fsdp(
