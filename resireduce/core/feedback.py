@@ -229,7 +229,7 @@ class ErrorFeedback:
         place: Mapping[str, int],
         schedule: Callable[[int], Compressor] | None = None,
     ):
-        self.dense, self.warm_up_steps = dense, warm_up_steps
+        self.dense, self.warm_up_steps, self.place = dense, warm_up_steps, place
         if compressor.collective == "rounds" and type(communicator).all_to_all is Communicator.all_to_all:
             raise ConfigError(
                 f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
@@ -241,11 +241,9 @@ class ErrorFeedback:
         """Whether the form of messages depends on the number of the step, which ranks then compare before the first."""
         self.residual, self.states = residual, CompressorStates()
         self._blank = deepcopy(residual)  # nothing is registered yet
-        self.place = place
         settings = self.compressor.momentum
         self.velocities = NoMomentum() if settings is None else MomentumCorrection(settings)
         self.finiteness = Finiteness()
-        """Decides which gradients are refused."""
         self.kinds: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         """Shape, dtype and device of each tensor's gradient."""
         fixed, plain = self.compressor, NoCompression()

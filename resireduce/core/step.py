@@ -320,7 +320,6 @@ class LaunchQueue:
         self.buckets = [*arrange(in_buckets([*reversed(self.slots)], merge, self.feedback), self._order)]
         """All buckets, in the order of their launch."""
         self.bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket.slots}
-        """The bucket of each slot."""
 
     def compress_ready(self, slot: Slot, step: int) -> None:
         """Compress the bucket of `slot`, of which something has come, if all its gradients have."""

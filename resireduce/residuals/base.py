@@ -92,7 +92,7 @@ class Residual(ABC):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
         self._stored: dict[str, Stored] = {}
         """What is read for each registered tensor; several may share it."""
-        self._draw: Callable[..., Any] = generator if dtype in Blocks.LARGEST else lambda *_: None
+        self._draw: Callable[..., torch.Generator | None] = generator if dtype in Blocks.LARGEST else lambda *_: None
 
     INSTEAD: ClassVar = {
         "addends": {"compensate_"},

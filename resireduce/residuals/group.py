@@ -61,8 +61,7 @@ class GroupResidual(Residual):
 
     def __init__(self, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self._groups: dict[str, Group] = {}
-        """The group of each registered tensor."""
+        self._groups: dict[str, Group] = {}  # of each registered tensor
 
     @abstractmethod
     def fold(self, folded: Any, error: Tensor, name: str) -> Any:

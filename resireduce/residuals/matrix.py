@@ -62,7 +62,6 @@ class RowsResidual(Residual):
     """
 
     KEPT: tuple[str, ...] = ("rows",)
-    """What is chosen."""
     _add_: ClassVar[Any] = staticmethod(lambda matrix, rows, values: matrix.index_add_(0, rows, values))
     _cut: ClassVar[Any] = staticmethod(lambda matrix, rows, room: torch.index_select(matrix, 0, rows, out=room))
     _norms_of: ClassVar[Any] = staticmethod(lambda matrix, dtype: (vector_norm(matrix, 1, dim=1, dtype=dtype),))

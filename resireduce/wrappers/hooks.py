@@ -52,8 +52,6 @@ class HookState(Resumable):
         self._targets: deque[Sequence[Tensor]] = deque()  # where the averages of each message belong
         self.resumed, self._is_known = Resumed(feedback.residual), False
         self.steps = 0
-        """How many backward passes have averaged gradients."""
-        feedback.begin_step(0)
 
     def _look_around(
         self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
