@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from resireduce.compressors.base import Agreeing, Compressor, own_momentum
+from resireduce.compressors.base import Agreeing, Compressor
 from resireduce.core.bucket import overlaps
 from resireduce.core.update import can_be_sliced
 from resireduce.errors import ConfigError, check, choose, is_count, is_number
@@ -49,7 +49,7 @@ def check_settings(
 
 def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
     """Raise ConfigError if `compressor` corrects momentum, and `optimizer` has its own now: it would count twice."""
-    own = own_momentum(optimizer)
+    own = next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
     if compressor.momentum is not None and own is not None:
         raise ConfigError(
             f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "

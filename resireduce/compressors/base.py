@@ -31,11 +31,6 @@ class Momentum:
     """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
 
 
-def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return the option by which `optimizer` applies its own momentum, momentum or betas, if it does."""
-    return next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
-
-
 class MomentumCorrection:
     """This rank's velocities u, one for each parameter, in place of the optimizer's momentum.
 
@@ -100,10 +95,6 @@ def add_where_(dense: Sequence[Tensor], added: Sequence[Tensor | None]) -> None:
         private.add_each_(*map(list, zip(*there, strict=True)))
 
 
-OF_A_TENSOR = ("select", "packed", "compress", "compress_with", "add_", "error_", "combine_")
-"""Methods that say what is sent of one tensor, and what comes of it."""
-
-
 class Compressor(ABC):
     """A lossy map Q of one gradient. Subclasses are frozen dataclasses: their fields are hyperparameters, not state.
 
@@ -118,9 +109,10 @@ class Compressor(ABC):
         super().__init_subclass__()
         if hasattr(cls, "agree") and not hasattr(cls, "_in_rounds"):
             raise TypeError(f"{cls.__name__}: a compressor whose ranks agree in rounds is to be an Agreeing")
+        of_a_tensor = ("select", "packed", "compress", "compress_with", "add_", "error_", "combine_")
         for name in () if hasattr(cls, "agree") else ("send", "combine_each_"):
             of = next(kind for kind in cls.__mro__ if name in vars(kind))
-            if any(getattr(cls, one) is not getattr(of, one) for one in OF_A_TENSOR if hasattr(of, one)):
+            if any(getattr(cls, one) is not getattr(of, one) for one in of_a_tensor if hasattr(of, one)):
                 setattr(cls, name, getattr(Compressor, name))  # what is inherited would not do as these say
 
     def __post_init__(self) -> None:
@@ -275,11 +267,9 @@ class Selecting(Compressor):
         return cls(density)
 
 
-# --- The common base of compressors for which all ranks together decide what is sent; each names its own paper ---
-
-
 class Agreeing(Compressor):
-    """Makes payloads in rounds of sums over all ranks; the payloads are then summed too."""
+    """The common base of compressors whose ranks decide together what is sent, in rounds of sums over all of them; the
+    payloads are then summed too."""
 
     collective: ClassVar[Collective] = "all_reduce"
     same_draw: ClassVar[bool] = True
@@ -337,10 +327,6 @@ class NoCompression(Compressor):
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         return dense.add_(payload.buffer.view(payload.shape), alpha=scale)
-
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Set `grad` to zero and return it. The payload may share its memory, and then cannot be used any more."""
-        return grad.zero_()
 
     def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
         """Return the message of gradients, `payloads`, whose sums are averages, since they are divided before."""
