@@ -11,9 +11,6 @@ from torch import Tensor
 from resireduce.comm.base import Communicator, Handle, Partition
 from resireduce.errors import ConfigError
 
-_POLL_SECONDS = 5e-5
-"""Horovod itself looks for messages once a millisecond."""
-
 
 class HorovodCommunicator(Communicator):
     """All ranks of a Horovod job. ConfigError if Horovod is not there; Horovod's own if `init()` was not called.
@@ -64,7 +61,7 @@ class HorovodCommunicator(Communicator):
     def _wait(self, handle: int) -> Any:
         """Sleep until the result of `handle` has come, and return it."""
         while not self._hvd.poll(handle):  # `synchronize` alone keeps busy a core that Horovod's own thread may need
-            time.sleep(_POLL_SECONDS)
+            time.sleep(5e-5)  # Horovod itself looks for messages once a millisecond
         return self._hvd.synchronize(handle)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:

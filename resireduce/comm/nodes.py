@@ -14,8 +14,6 @@ from resireduce.comm.base import Communicator, Partition
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError, warn
 
-# --- Which ranks share a node: found from what each rank knows of its machine, or given ---
-
 
 def find_nodes(communicator: Communicator, hierarchy: object) -> Partition:
     """Return the ranks of each node, ascending, nodes in the order of their first ranks; the same on all ranks, which
@@ -55,9 +53,6 @@ def find_nodes(communicator: Communicator, hierarchy: object) -> Partition:
             "start as many on each, or give hierarchy='flat'"
         )
     return nodes
-
-
-# --- The ranks of a job as one level, or as two: within a node, and between nodes ---
 
 
 @dataclass(frozen=True)
@@ -103,9 +98,6 @@ class Levels:
         """Release the channels of the collectives to other communicators."""
         for communicator in {self.between, self.node or self.world, self.world}:
             communicator.close()
-
-
-# --- How the ranks of a node share a tensor: each owns one slice of it ---
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,12 @@ T = TypeVar("T")
 
 @dataclass
 class Pooled:
-    """A process group, and whether an optimizer of this rank uses it."""
+    """A process group, and whether it is free, so that no optimizer of this rank uses it."""
 
     group: dist.ProcessGroup
     launched: int = 0
     """Collectives that this rank has launched in it, counted by the code that launches them."""
     free: bool = False
-    """Whether no optimizer of this rank uses it."""
 
 
 _pools: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Any, list[Pooled]]] = weakref.WeakKeyDictionary()

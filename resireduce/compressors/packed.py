@@ -77,9 +77,6 @@ def unpack(payload: Payload, dtype: torch.dtype) -> Payload:
     return replace(unpacked, shape=payload.shape, dtype=payload.dtype)
 
 
-# --- The common base of compressors that send some elements as values and indices ---
-
-
 @dataclass(frozen=True)
 class SparseCompressor(Compressor):
     """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""

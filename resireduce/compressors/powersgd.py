@@ -11,15 +11,13 @@ from resireduce.core.messages import Payload, Rounds
 from resireduce.errors import is_number
 from resireduce.pieces import generator, row_pieces
 
-# --- Orthonormal vectors, by Gram and Schmidt ---
-
 
 def orthonormal(rows: Tensor) -> Tensor:
     """Return a new matrix whose rows span what those of `rows` do, orthonormal, in the same order and dtype.
 
-    A row that depends on those before it, or is zero, becomes zero. Each is projected twice, since one projection
-    leaves nearly dependent rows far from orthogonal. Elements may be so small or large that their squares leave the
-    dtype's range. There is no product of matrices, which autocast would round, and the host does not wait for the
+    A row that depends on those before it, or is zero, becomes zero. Gram and Schmidt's projection is done twice, since
+    once leaves nearly dependent rows far from orthogonal. Elements may be so small or large that their squares leave
+    the dtype's range. There is no product of matrices, which autocast would round, and the host does not wait for the
     device.
     """
     largest = rows.abs().amax(1, keepdim=True)

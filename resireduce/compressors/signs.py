@@ -11,8 +11,6 @@ from resireduce.core.messages import Payload
 from resireduce.kernels.codes import BYTE, octets, pack_bits, unpack_bits
 from resireduce.pieces import pieces
 
-# --- Signs of a tensor as bits, eight a byte, processed a piece at a time ---
-
 
 def pack_signs(flat: Tensor) -> Tensor:
     """Return ceil(n / 8) bytes for 1-D `flat`, whose bits are 1 where it is negative; zeros of either sign are 0."""

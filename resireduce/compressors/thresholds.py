@@ -18,8 +18,7 @@ from resireduce.errors import choose
 from resireduce.kernels.ops import infinity_norm
 from resireduce.pieces import pieces, share, slices
 
-# --- Moments of many elements, formed in float64 a piece at a time: no square overflows, and no sum loses small values
-# ---
+# --- Moments of many elements, formed in float64 a piece at a time: no square overflows, no sum loses small values ---
 
 
 PIECES, SMALLEST = 64, 1 << 12
