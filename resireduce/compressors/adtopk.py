@@ -62,8 +62,7 @@ class ADTopKInterleaved(ADTopK):
     turns: ClassVar[int] = 2
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        source = name, step
-        return replace(self._in_turn(source).compress(grad, name, step), source=source)
+        return replace(self._in_turn((name, step)).compress(grad, name, step), source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
         return self._in_turn(payload.source).sent_indices(payload)

@@ -322,7 +322,6 @@ class TernGrad(Compressor):
 
 EXPONENTS = 127
 """Powers of two that seven bits distinguish, besides zero."""
-NEGATIVE = 128
 MANTISSA = 23
 """Bits of float32 below its exponent."""
 
@@ -353,7 +352,7 @@ class Natural(Compressor):
             draw = torch.randint(1 << MANTISSA, scaled.shape, dtype=torch.int32, device=flat.device, generator=source)
             # Up to 1: exponents are as float32 has them, 127 and less, and a mantissa that overflows adds one.
             exponents = draw.add_(scaled.view(torch.int32)).bitwise_right_shift_(MANTISSA).clamp_(max=EXPONENTS)
-            codes[piece] = exponents.add_(flat[piece] < 0, alpha=NEGATIVE)
+            codes[piece] = exponents.add_(flat[piece] < 0, alpha=EXPONENTS + 1)  # the highest bit is the sign
         return Payload.pack(codes, top, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:

@@ -14,11 +14,6 @@ from resireduce.core.messages import AllGather, AllToAll, Payload, Ragged, Round
 from resireduce.kernels.ops import index_dtype
 from resireduce.pieces import share
 
-RAISES, RAISE = 5, 1.03
-"""How often, and by what factor, a threshold is raised within a step while too many magnitudes reach it."""
-Sums = tuple[Tensor, Tensor]
-"""Values, in float32 at least, and their flat indices, int64 and ascending."""
-
 
 def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
     """Return 1-D integers: the bits of each of `values` (float32 or float64), then its index, which is below `numel`.
@@ -38,8 +33,8 @@ def unpaired(paired: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return wide.view(dtype), indices.long().contiguous()
 
 
-def summed(parts: list[Sums]) -> Sums:
-    """Return the sums of `parts`, in whose order they are formed, and their indices, ascending, each once."""
+def summed(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the sums of `parts`, formed in their order, and their flat indices: int64, ascending, each once."""
     if parts[0][1].is_meta:  # which indices are equal is unknown: as if none were
         return torch.cat([values for values, _ in parts]), torch.cat([places for _, places in parts])
     indices = torch.cat([places for _, places in parts]).unique()
@@ -208,11 +203,11 @@ class OkTopK(Agreeing, Selecting):
             return planned(flat, k)
         known, found = Threshold(*memory.tolist()), None
         if k < len(flat) and not known.is_due(k, step, self.local_every):
-            for _ in range(RAISES + 1):
+            for _ in range(6):
                 if (found := few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)) is not None:
                     known = known.adapted(len(found), 5 * k / 4, self.local_factor)
                     break
-                known = known._replace(value=known.value * RAISE)
+                known = known._replace(value=known.value * 1.03)
         if found is None:
             found = largest_without_zeros(flat, k)
             known = Threshold.reached_by(flat[found], k, step)

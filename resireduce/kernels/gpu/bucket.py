@@ -5,8 +5,6 @@ their bits. Those of the k-th largest are found eight at a time, from the highes
 each value of these eight bits, among those that agree in the higher ones. Then each chunk counts its elements above the
 k-th largest and those equal to it, which gives the places where it writes those that are selected. What is left of
 tensors that share a residual is folded into it in one more launch.
-
-A histogram of eight bits costs a warp some 40 instructions for 32 elements; of eleven bits it would be some 500.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +22,10 @@ TILE = 4096
 """Elements that a program processes at once, a power of two of 2^14 at most; twice, for its chunk."""
 SENT_TILE = 4096
 """Elements of a tensor to which a program adds what was sent, a power of two."""
-BINS = 256
-"""How many values the eight bits have that a launch settles."""
 Row = tuple[int, int, int, int, int, int, int]
 """What a table has for each tensor: see `row_of`."""
-COLUMNS, INDEX_BYTES = 8, 4
-"""Columns of a table, and bytes of an index."""
+INDEX_BYTES = 4
+"""Bytes of an index."""
 
 
 @jit
@@ -437,7 +433,7 @@ def fold_(
     """
     like, rows, listed = errors[0][0][0], list[Row](), list[int]()
     for (total, so_far), own, (to, is_average) in zip(sums, errors, into, strict=True):
-        first = COLUMNS * len(sums) + len(listed)
+        first = 8 * len(sums) + len(listed)  # behind the rows
         rows.append(row_of(total, so_far, len(own), first, to.data_ptr(), int(is_average)))
         for error, norms in own:
             listed += [error.data_ptr(), _address(norms), 0 if norms is None else len(norms)]
@@ -489,7 +485,7 @@ def _select(
     arrived, spoilt = table[-1:], table[-1 - tensors :]
     counts, answers, until = (
         torch.empty(number, dtype=torch.int32, device=values.device)
-        for number in (tensors * digits * BINS, tensors, 2 * grid[0])
+        for number in (tensors * digits * 256, tensors, 2 * grid[0])
     )
     launch(_look_for_non_finite, grid, table, values, spoilt, counts, digits, TILE)
     for digit in range(digits):

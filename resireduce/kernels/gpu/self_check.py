@@ -9,14 +9,7 @@ from torch import Tensor
 from resireduce.compressors.quantized import Block4, Block8
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.gpu.blocks import add_blocks_, compress_blocks_
-from resireduce.kernels.gpu.bucket import (
-    add_topk_,
-    blank_spoilt_,
-    compress_topk_,
-    fold_,
-    select,
-    sum_chunks,
-)
+from resireduce.kernels.gpu.bucket import add_topk_, blank_spoilt_, compress_topk_, fold_, select, sum_chunks
 from resireduce.kernels.gpu.one_pass import BLOCK, cross_, decode_add_, encode
 from resireduce.kernels.ops import by_keys
 from resireduce.residuals.stored import Blocks
