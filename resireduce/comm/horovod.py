@@ -30,10 +30,7 @@ class HorovodCommunicator(Communicator):
         self.rank, self.world_size = self._set.rank(), self._set.size()
 
     def split(self, *partitions: Partition) -> list[Communicator]:
-        """Return for each of `partitions` this rank's communicator with the ranks of its part.
-
-        ConfigError, with the cure, if they are no process sets: these must be made when Horovod is initialised.
-        """
+        """ConfigError, with the cure, if parts are no process sets, which must be made when Horovod is initialised."""
         parts = [part for partition in partitions for part in partition]
         if not all(map(_process_set, parts)):
             raise ConfigError(

@@ -16,10 +16,8 @@ from resireduce.pieces import share
 
 
 def pairs(values: Tensor, indices: Tensor, numel: int) -> Tensor:
-    """Return 1-D integers: the bits of each of `values` (float32 or float64), then its index, which is below `numel`.
-
-    They are int32; or int64 if values are float64, or `numel` exceeds int32.
-    """
+    """Return 1-D integers: the bits of each of `values` (float32 or float64), then its index, which is below `numel`;
+    int32, or int64 if values are float64 or `numel` exceeds int32."""
     narrow = values.dtype == torch.float32 and numel <= torch.iinfo(torch.int32).max
     bits = values.view(torch.int64 if values.dtype == torch.float64 else torch.int32)
     dtype = torch.int32 if narrow else torch.int64
@@ -45,10 +43,8 @@ def summed(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def is_due(step: int, found: float, every: int) -> bool:
-    """Whether what was found in step number `found`, counted from 1, is due again in `step`, counted from 0.
-
-    It is due if a multiple of `every` steps has come since, or if `found` is 0: it was never found.
-    """
+    """Whether a multiple of `every` steps has come by `step`, counted from 0, since something was found in step number
+    `found`, counted from 1; or whether it was never found: 0."""
     return not found or (found - 1) // every != step // every
 
 

@@ -56,10 +56,7 @@ FUNCTIONS = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled C files of this folder; None without a compiler (`cc`, or what CC names) or by the switch.
-
-    They lie in this folder or in the user's cache, so that they are compiled once.
-    """
+    """Return the compiled C files of this folder; None without a compiler (`cc`, or what CC names) or by the switch."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
@@ -128,7 +125,8 @@ about as long as launching one of torch's operations, of which it replaces sever
 def in_triton(*tensors: Tensor) -> bool:
     """Return whether Triton's kernels take `tensors`; the first decides by its size and dtype.
 
-    The first call on a GPU compares the kernels with plain torch, which takes seconds; if they fail, it warns, once.
+    The first call on a GPU compiles the kernels, which takes some 20 s once for a machine, and compares them with plain
+    torch; if they fail, it warns, once.
     """
     first = tensors[0]
     if first.device.type != DEVICE or first.dtype not in DTYPES or not 0 < first.numel() <= LARGEST:
@@ -148,10 +146,7 @@ def in_one_launch(tensors: Sequence[Tensor]) -> bool:
 
 @cache
 def works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether Triton is there, and its kernels give the bits of plain torch on `device` for tensors of `dtype`.
-
-    This compiles them, which takes some 20 s once for a machine. If they fail, a warning says why.
-    """
+    """Return whether Triton is there and its kernels, compiled now, have plain torch's bits on `device` for `dtype`."""
     capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
     if not capable or find_spec("triton") is None:
         return False
@@ -425,10 +420,7 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def norms_of_blocks(flat: Tensor, size: int, order: float, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the norm of this `order` of each `size` elements of 1-D `flat`, formed in `dtype`: 1-D.
-
-    The last block may be shorter.
-    """
+    """Return the norm of this `order` of each `size` elements of 1-D `flat`, the last perhaps fewer, in `dtype`."""
     until = flat.numel() - flat.numel() % size
     parts = [part for part in (flat[:until].view(-1, size), flat[until:].view(1, -1)) if part.numel()]
     if order == torch.inf and flat.is_cpu:  # torch's largest magnitude takes twenty times as long there
