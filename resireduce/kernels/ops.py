@@ -63,8 +63,7 @@ def library() -> ctypes.CDLL | None:
         cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         found = ctypes.CDLL(str(build(cache_home / "resireduce")))
         for name, kinds in FUNCTIONS.items():
-            function = getattr(found, f"resireduce_{name}")
-            function.argtypes, function.restype = [KINDS[kind] for kind in kinds], ctypes.c_int
+            getattr(found, f"resireduce_{name}").argtypes = [KINDS[kind] for kind in kinds]
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # RuntimeError: there is no home directory
         return None
     if os.getpid() == PROCESS:
