@@ -36,7 +36,7 @@ class Moments:
 
 
 def values(flat: Tensor) -> Iterator[Tensor]:
-    """Yield the elements of 1-D `flat` in float64, a sixty-fourth at a time, or 4096 where that is less."""
+    """Yield the elements of 1-D `flat` in float64: a sixty-fourth at a time, 4096 of them at least."""
     for piece in slices(flat.numel(), max(4096, -(-flat.numel() // 64))):
         yield flat[piece].double()
 

@@ -199,7 +199,7 @@ class OkTopK(Agreeing, Selecting):
             return planned(flat, k)
         known, found = Threshold(*memory.tolist()), None
         if k < len(flat) and not known.is_due(k, step, self.local_every):
-            for _ in range(6):
+            for _ in range(6):  # too many reach it: it is raised five times at most, by 3 % each
                 if (found := few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)) is not None:
                     known = known.adapted(len(found), 5 * k / 4, self.local_factor)
                     break
