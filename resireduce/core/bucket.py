@@ -40,6 +40,9 @@ class Stage(Enum):
     DROPPED = "the last pass is over, and the sum holds NaN or infinity: this rank has no gradient of it"
 
 
+HERE = (Stage.GUARDED, Stage.TAKEN)  # made once, since each gradient asks several times
+
+
 @dataclass(eq=False)
 class Slot:
     """The record of one parameter's gradient on its way through a step."""
@@ -104,7 +107,7 @@ class Slot:
     @property
     def is_taken(self) -> bool:
         """Whether this rank, or with two levels another one of its node, has taken a gradient of it in this step."""
-        return self.stage is Stage.GUARDED or self.stage is Stage.TAKEN
+        return self.stage in HERE
 
     def restart(self) -> None:
         """Begin a step anew: drop a streamed parameter's `.grad`, and what was made, sent and received."""
