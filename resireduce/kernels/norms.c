@@ -45,8 +45,8 @@ static void add_pieces(const void *task, int64_t start, int64_t stop)
 }
 
 /* Write the L1 and the L2 norm of x[0..n), by way of `sums` of each piece, zeros at the start, the last of which may be
- * shorter: the same in any number of threads. */
-void resireduce_norms(const float *x, int64_t n, int threads, struct sums *sums, float *norms)
+ * shorter: the same in any number of threads; and `phi` |x|_1 / n + (1 - phi) |x|_2 / sqrt(n). */
+void resireduce_norms(const float *x, int64_t n, int threads, double phi, struct sums *sums, float *norms)
 {
     const struct pieces task = {x, sums};
     resireduce_in_threads(add_pieces, &task, n, PIECE, threads);
@@ -62,6 +62,7 @@ void resireduce_norms(const float *x, int64_t n, int threads, struct sums *sums,
         }
     norms[0] = (float)sums->magnitudes[0];
     norms[1] = (float)sqrt(sums->squares[0]);
+    norms[2] = (float)phi * norms[0] / (float)n + (float)(1 - phi) * norms[1] / (float)sqrt((double)n);
 }
 
 struct weighted {

@@ -40,12 +40,12 @@ SECONDS, PROCESS = 120.0, os.getpid()
 WORTH_A_THREAD = 1 << 18
 """Elements that are worth a thread: starting one takes as long as processing some ten thousand."""
 HERE = Path(__file__).parent
-KINDS = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int, "I": ctypes.c_uint32}
+KINDS = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int, "I": ctypes.c_uint32, "d": ctypes.c_double}
 """Arguments of C functions: addresses, of tensors for example, and numbers of 64 and of 32 bits."""
 FUNCTIONS = {
     "largest_each": "Pq",
     "add_sent_each": "Pq",
-    "norms": "PqiPP",
+    "norms": "PqidPP",
     "add_weighted": "PPPqi",
     "l1_norms": "PqqiPP",
     "encode": "PqiiIPP",
@@ -360,15 +360,10 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type not in ("cpu", "meta"):
         l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
         return l1, l2
-    flat = x.detach().reshape(-1)
-    sums = torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
-    compiled = library() if flat.dtype == torch.float32 else None
-    if compiled is not None:
-        norms = torch.empty(2, dtype=torch.float32, device=flat.device)
-        if not flat.is_meta:
-            sizes = flat.numel(), threads(flat.numel())
-            compiled.resireduce_norms(flat.data_ptr(), *sizes, sums.data_ptr(), norms.data_ptr())
+    if (norms := _norms_in_c(x, 1.0)) is not None:
         return norms[0], norms[1]
+    flat = x.detach().reshape(-1)
+    sums = _sums(flat)
     for own, part in zip(sums, flat.split(PIECE), strict=False):
         values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
         own[0] = values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
@@ -381,11 +376,31 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     return magnitudes.to(dtype), squares.sqrt().to(dtype)
 
 
+def _sums(flat: Tensor) -> Tensor:
+    """Return zeros for the sums of magnitudes and of squares of each piece of 1-D `flat`, side by side."""
+    return torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
+
+
+def _norms_in_c(x: Tensor, phi: float) -> Tensor | None:
+    """Return what `l1_and_l2_norm` and `mean_norm` do, in one tensor; None for what compiled code does not take."""
+    flat = x.detach().reshape(-1)
+    compiled = library() if flat.dtype == torch.float32 and flat.device.type in ("cpu", "meta") else None
+    if compiled is None:
+        return None
+    sums, norms = _sums(flat), torch.empty(3, dtype=torch.float32, device=flat.device)
+    if not flat.is_meta:
+        sizes = flat.numel(), threads(flat.numel()), phi
+        compiled.resireduce_norms(flat.data_ptr(), *sizes, sums.data_ptr(), norms.data_ptr())
+    return norms
+
+
 def mean_norm(x: Tensor, phi: float) -> Tensor:
     """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, in float32 at least.
 
     On a CPU sums are formed in float64; on a GPU in float32, which may change the last bit.
     """
+    if (norms := _norms_in_c(x, phi)) is not None:
+        return norms[2]
     l1, l2 = l1_and_l2_norm(x)
     return phi * l1 / x.numel() + (1 - phi) * l2 / x.numel() ** 0.5
 
