@@ -65,6 +65,37 @@ void resireduce_norms(const float *x, int64_t n, int threads, double phi, struct
     norms[2] = (float)phi * norms[0] / (float)n + (float)(1 - phi) * norms[1] / (float)sqrt((double)n);
 }
 
+struct looked_at {
+    const float *x;
+    int is_spoilt;
+};
+
+/* Note whether an element is NaN or infinite: whether its magnitude, in the order of the bits, is infinity's or more. */
+FOR_EACH_PROCESSOR
+static void look_at(const void *task, int64_t start, int64_t stop)
+{
+    struct looked_at *all = (struct looked_at *)task;
+    for (int32_t largest = 0; start < stop && largest < 0x7f800000;) {
+        const int64_t end = stop - start < AHEAD ? stop : start + AHEAD;
+        for (; start < end; start++) {
+            int32_t bits;
+            memcpy(&bits, all->x + start, sizeof bits);
+            bits &= 0x7fffffff;
+            largest = bits > largest ? bits : largest;
+        }
+        if (largest >= 0x7f800000)
+            __atomic_store_n(&all->is_spoilt, 1, __ATOMIC_RELAXED);
+    }
+}
+
+/* Return whether no element of x[0..n) is NaN or infinite. */
+int resireduce_is_finite(const float *x, int64_t n, int threads)
+{
+    struct looked_at task = {x, 0};
+    resireduce_in_threads(look_at, &task, n, AHEAD, threads);
+    return !task.is_spoilt;
+}
+
 struct weighted {
     float *total;
     const float *values;

@@ -45,6 +45,7 @@ KINDS = {"P": ctypes.c_void_p, "q": ctypes.c_int64, "i": ctypes.c_int, "I": ctyp
 FUNCTIONS = {
     "largest_each": "Pq",
     "add_sent_each": "Pq",
+    "is_finite": "Pqi",
     "norms": "PqidPP",
     "add_weighted": "PPPqi",
     "l1_norms": "PqqiPP",
@@ -345,8 +346,11 @@ LANES, PIECE = 16, 1 << 16
 def is_finite(x: Tensor) -> bool:
     """Return whether no element of `x` is NaN or infinite; True without storage. The host waits for the device of `x`.
 
-    A finite sum proves it, and is cheaper than the largest magnitude, which is computed if the sum is not finite.
+    Without compiled code, a finite sum proves it, and is cheaper than the largest magnitude, which is computed if the
+    sum is not finite.
     """
+    if suits(x) and (compiled := library()) is not None:
+        return bool(compiled.resireduce_is_finite(x.data_ptr(), x.numel(), threads(x.numel())))
     return x.is_meta or isfinite(x.sum().item()) or isfinite(torch.linalg.vector_norm(x, torch.inf).item())
 
 

@@ -68,7 +68,7 @@ static number kth_largest(const number *bits, int64_t n, int64_t k, number *room
 
 /* --- Elements that reach a border, found on the way as something is added to them --- */
 
-enum { EIGHT = 8, CHUNK = 1024, GROUP = 1 << 16, NO_ROOM = -1 };
+enum { SIXTEEN = 16, CHUNK = 1024, GROUP = 1 << 16, NO_ROOM = -1 };
 
 /* What is given of one tensor. */
 struct largest {
@@ -90,27 +90,29 @@ struct search {
     int32_t *counts; /* of candidates in each group, or NO_ROOM */
 };
 
-/* Write magnitude and place of the elements with a hit, of the `size` from number `at` on, behind `count` others, as long as
- * these are fewer than `stop`. Return how many there are then; NO_ROOM, if it was given up. There is no branch on an element:
- * none could be foreseen. */
-INLINE int64_t take(const struct search *search, int64_t at, int64_t size, const uint8_t *hits, int64_t count, int64_t stop)
+/* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
+ * long as these are fewer than `stop`. Return how many there are then; NO_ROOM, if it was given up. Sixteens with a hit are
+ * noted first, without a branch, and mostly have one: what a processor cannot foresee costs more than to look twice. */
+INLINE int64_t take(const struct search *search, int64_t at, const uint8_t *hits, int64_t count, int64_t stop)
 {
-    uint8_t some[CHUNK / EIGHT];
+    uint8_t some[CHUNK / SIXTEEN];
+    uint64_t eights[SIXTEEN / 8];
     int found = 0;
-    for (int e = 0; e < CHUNK / EIGHT; e++) {
-        uint64_t eight;
-        memcpy(&eight, hits + EIGHT * e, sizeof eight);
-        some[found] = (uint8_t)e;
-        found += eight != 0;
+    for (int one = 0; one < CHUNK / SIXTEEN; one++) {
+        memcpy(eights, hits + SIXTEEN * one, sizeof eights);
+        some[found] = (uint8_t)one;
+        found += (eights[0] | eights[1]) != 0;
     }
-    for (int f = 0; f < found; f++) {
-        const int64_t first = EIGHT * some[f], last = first + EIGHT < size ? first + EIGHT : size;
-        if (stop - count < EIGHT)
+    for (int next = 0; next < found; next++) {
+        if (stop - count < SIXTEEN)
             return NO_ROOM;
-        for (int64_t i = first; i < last; i++) {
-            search->magnitudes[count] = ((number *)search->given->x)[at + i] & MAGNITUDE;
-            search->places[count] = (int32_t)(at + i);
-            count += hits[i];
+        memcpy(eights, hits + SIXTEEN * some[next], sizeof eights);
+        /* A product of ones in eight bytes has them as eight bits on top. */
+        const uint64_t low = eights[0] * 0x0102040810204080u >> 56, high = eights[1] * 0x0102040810204080u >> 56;
+        for (uint32_t left = (uint32_t)(low | high << 8); left; left &= left - 1) {
+            const int64_t i = at + SIXTEEN * some[next] + __builtin_ctz(left);
+            search->magnitudes[count] = ((number *)search->given->x)[i] & MAGNITUDE;
+            search->places[count++] = (int32_t)i;
         }
     }
     return count;
@@ -141,7 +143,7 @@ static void look(const void *task, int64_t lane, int64_t stop)
             else
                 for (int64_t i = 0; i < size; i++)
                     hits[i] = !(fabsf(x[i]) < border);
-            count = count < 0 ? count : take(search, at, size, hits, count, end);
+            count = count < 0 ? count : take(search, at, hits, count, end);
         }
         search->counts[group] = (int32_t)(count < 0 ? count : count - before);
     }
