@@ -14,12 +14,13 @@ from torch import Tensor
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import Levels
 from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, separate
-from resireduce.core.feedback import ErrorFeedback
-from resireduce.core.messages import Message, Round, Summed
+from resireduce.core.feedback import ErrorFeedback, Finiteness, Sum
+from resireduce.core.messages import Message, Payload, Round, Summed
 from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, UnderWay, Unscaled
 from resireduce.core.update import Updater, can_be_sliced, is_separable
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.guard import WAS_DROPPED
+from resireduce.kernels.ops import is_finite
 from resireduce.node import ByNodes
 from resireduce.settings import Settings
 from resireduce.watchers import Drift, refuse_fork
@@ -230,6 +231,34 @@ class Prefetch:
             self._queue.feedback.residual.of(name).prefetch(name)
 
 
+# --- Gradients that need not be looked at on a CPU, since what is taken of their sums tells ---
+
+
+class SeenInSums(Finiteness):
+    """Leaves it to the largest magnitudes of the sums of tensors `names` to tell whether their gradients were finite.
+
+    NaN and infinity are among these, and residuals hold what they did until something is kept of the sum.
+    """
+
+    def __init__(self, names: frozenset[str]):
+        super().__init__()
+        self._names = names
+
+    def check_arrived(self, grad: Tensor, name: str) -> None:
+        """Do as `check` of `grad`, unless the sum of tensor `name` tells."""
+        if name not in self._names:
+            self.check(grad, name)
+
+    def drop_(self, sums: Sequence[Sum], payloads: Sequence[Payload]) -> None:
+        """Note which of a bucket's `sums` are not finite, as their `payloads` tell: zeros are sent of these, and
+        nothing is kept."""
+        for one, payload in zip(sums, payloads, strict=True):
+            if one.name in self._names and not is_finite(payload.parts()[0]):
+                self.noted.append(([one.name], torch.ones(1, device="cpu")))
+                payload.buffer.zero_()
+                one.is_there = False
+
+
 # --- Messages that ranks make in rounds, or whose form depends on the number of the step ---
 
 
@@ -381,6 +410,9 @@ def build_exchange(
         lifetime = Kept(scaling, settings.max_local_grad_norm, others)
     held = largest if settings.streamed else nbytes
     route = Flat(feedback) if levels.node is None else ByNodes(slots, feedback, levels.node, held)
+    seen = frozenset(slot.name for slot in slots if feedback.sees_non_finite(slot.name))
+    if seen and levels.node is None and not scaling.skips:  # a step that is skipped leaves no trace in residuals
+        feedback.finiteness = SeenInSums(seen)
     kind = Varying if feedback.varies and world.world_size > 1 else LaunchQueue
     queue = kind(under_way(feedback, slots), slots, world, route, lifetime, settings.merge)
     if feedback.compressor.momentum is not None:

@@ -175,6 +175,10 @@ class Compressor(ABC):
         `name` and `step` seed random choices; `name` is the tensor's and, without `same_draw`, includes the rank.
         """
 
+    def sees_non_finite(self, like: Tensor) -> bool:
+        """Whether `send` notes what is not finite in sums `like` this tensor, so that gradients need not be checked."""
+        return False
+
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the initial state of a tensor of `shape`, with dtype and device of `like`.
 

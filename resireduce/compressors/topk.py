@@ -11,7 +11,15 @@ from torch import Tensor
 from resireduce.compressors.base import Collective, Compressor, Selecting, add_where_
 from resireduce.compressors.packed import SparseCompressor
 from resireduce.core.messages import Message, Payload, Round
-from resireduce.kernels.ops import add_sent_each_, in_one_launch, index_dtype, largest_each, largest_magnitudes
+from resireduce.kernels.ops import (
+    add_sent_each_,
+    in_one_launch,
+    index_dtype,
+    largest_each,
+    largest_magnitudes,
+    library,
+    suits,
+)
 from resireduce.pieces import generator, one_of_each, share
 
 if TYPE_CHECKING:
@@ -33,6 +41,9 @@ class TopK(Selecting, SparseCompressor):
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         return largest_magnitudes(flat, share(self.density, flat.numel()))
+
+    def sees_non_finite(self, like: Tensor) -> bool:
+        return type(self) is TopK and not self.half and not self.coded and suits(like) and library() is not None
 
     @cached_property
     def _ways(self) -> tuple[Callable[..., Any], Callable[..., None]]:
@@ -59,24 +70,29 @@ class TopK(Selecting, SparseCompressor):
             checked = []
         pairs = [one.addends_() for one in sums]
         names, rests = [one.name for one in sums], [dense for dense, _ in pairs]
-        buffer, payloads, spoilt, norms = self.take_from_sums_(pairs, checked, any(one.residual.weighs for one in sums))
+        buffer, payloads, spoilt, norms, status = self.take_from_sums_(
+            pairs, checked, any(one.residual.weighs for one in sums)
+        )
         if spoilt is not None:
             finiteness.noted.append((names, spoilt))
+        if status != 1:
+            finiteness.drop_(sums, payloads)
         del pairs, checked  # an update may free what was added before it stores anew
         sums[0].feedback.keep_rests_(sums, payloads, rests, norms)
         return Message(names, self, payloads, buffer)
 
     def take_from_sums_(
         self, pairs: Sequence[tuple[Tensor, Tensor | None]], checked: Sequence[Tensor], weighs: bool = False
-    ) -> tuple[Tensor, list[Payload], Tensor | None, Sequence[Tensor]]:
+    ) -> tuple[Tensor, list[Payload], Tensor | None, Sequence[Tensor], int]:
         """Add the second of each of the `pairs` to the first, and take out the largest magnitudes.
 
         For float32 on a CPU one call of compiled code does all, and reads each element once. On a GPU the number of
         launches does not depend on how many there are; NaN and infinity in what is `checked` count as zeros there.
 
         Returns:
-            the buffer that holds all payloads, 1-D; the payloads; and, on a GPU, 1 for each pair of which a tensor
-            counts as zeros, and 0 for each other, and with `weighs` what `sum_chunks` returns of the first tensors.
+            the buffer that holds all payloads, 1-D; the payloads; on a GPU, 1 for each pair of which a tensor counts as
+            zeros, and 0 for each other, and with `weighs` what `sum_chunks` returns of the first tensors; and 1 if
+            compiled code has found that all taken is finite, else 0 or 2.
         """
         dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]
@@ -86,13 +102,13 @@ class TopK(Selecting, SparseCompressor):
         if in_one_launch(dense):
             from resireduce.kernels.gpu import bucket
 
-            return buffer, payloads, *bucket.compress_topk_(pairs, ks, parts, checked, weighs)
-        if not largest_each([*zip(dense, ks, added, parts, strict=True)]):
+            return buffer, payloads, *bucket.compress_topk_(pairs, ks, parts, checked, weighs), 0
+        if not (status := largest_each([*zip(dense, ks, added, parts, strict=True)])):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
-        return buffer, payloads, None, ()
+        return buffer, payloads, None, (), status
 
     def combine_at_once_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         """Do as `combine_each_`, by one call of compiled code or in few launches, where that takes these tensors."""

@@ -67,6 +67,13 @@ class Finiteness:
         self.check(grad, name)
         self._look_later_({name: grad})
 
+    def check_arrived(self, grad: Tensor, name: str) -> None:
+        """Do as `check` of `grad`, of tensor `name`, which is to be compressed as it is."""
+        self.check(grad, name)
+
+    def drop_(self, sums: Sequence["Sum"], payloads: Sequence[Payload]) -> None:
+        """Do nothing, if what `payloads` hold of a bucket's `sums` is not finite: gradients have been checked."""
+
     def look_later_(self, sums: Sequence["Sum"]) -> None:
         """Note which gradients of a bucket's `sums` are not finite, of those that have not been checked, and fill these
         with 0."""
@@ -272,6 +279,13 @@ class ErrorFeedback:
     def keeps_residual(self, name: str) -> bool:
         """Whether tensor `name` has a residual."""
         return name not in self.dense and not self.compressor.lossless
+
+    def sees_non_finite(self, name: str) -> bool:
+        """Whether tensor `name`'s compressor, from the first step on, notes sums that are not finite in time."""
+        _, dtype, device = self.kinds[name]
+        like = torch.empty(0, dtype=dtype, device=device)
+        leaves = self.keeps_residual(name) and self.residual.of(name).leaves_stored(name)
+        return leaves and not self.warm_up_steps and self.compressor.sees_non_finite(like)
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""

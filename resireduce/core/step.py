@@ -209,7 +209,7 @@ class Flat:
 
     def check_(self, grad: Tensor, slot: Slot) -> None:
         """Raise NonFiniteGradient if the gradient of `slot` is not finite, and that is not asked later."""
-        self.feedback.finiteness.check(grad, slot.name)
+        self.feedback.finiteness.check_arrived(grad, slot.name)
 
     def advance(self, slot: Slot, queue: "LaunchQueue", step: int) -> None:
         """Compress, or send on, what is complete now that the gradient of `slot` has been taken, or dropped."""

@@ -237,10 +237,10 @@ MEMBERS = Struct("2P5q2i3P0P")
 """Layout of a structure of arguments for one tensor; several follow one another."""
 
 
-def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], takes: bool = True) -> bool:
-    """Pack the largest magnitudes of several tensors, and return True.
+def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], takes: bool = True) -> int:
+    """Pack the largest magnitudes of several tensors, and return 1, or 2 if NaN or infinity is among these.
 
-    Return False, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
+    Return 0, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
     compiler. Without storage, as much memory is taken as with it.
 
     Args:
@@ -255,19 +255,18 @@ def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], t
     alike = all(added is None or added.shape == dense.shape for dense, _, added, _ in tensors)
     suited = alike and suits(*there) and all(dense.dtype == torch.float32 for dense, *_ in tensors)
     if compiled is None or not suited or not all(0 < k <= n < 1 << 31 for n, k in shapes):
-        return False
+        return 0
     nbytes = max(_scan(*shape)[-1] for shape in shapes)
     scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu" if there else "meta")  # whatever is the default
     if scratch.is_meta:  # a plan, which counts memory
-        return True
+        return 1
     structures, room = [], scratch.data_ptr()
     for (dense, k, added, packed), shape in zip(tensors, shapes, strict=True):
         pointers = dense.data_ptr(), 0 if added is None else added.data_ptr()
         numbers = *shape, *_scan(*shape)[:-1], threads(shape[0]), takes
         to = packed.data_ptr()
         structures.append(MEMBERS.pack(*pointers, *numbers, room, to, to + BYTES // 2 * k))
-    compiled.resireduce_largest_each(b"".join(structures), len(tensors))
-    return True
+    return int(compiled.resireduce_largest_each(b"".join(structures), len(tensors)))
 
 
 @cache

@@ -226,9 +226,10 @@ static void write_candidates(const struct search *search, struct writing to)
 /* For each of `count` tensors, add to x[0..n) what is to be added; then write values and indices of the k largest
  * magnitudes, from the first to the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th
  * element is a border; where fewer than k reach it, or more than there is room for, and where there is no sample, all
- * elements are counted. */
-void resireduce_largest_each(const struct largest *each, int64_t count)
+ * elements are counted. Return 1, or 2 if NaN or infinity is among what is written. */
+int resireduce_largest_each(const struct largest *each, int64_t count)
 {
+    number greatest = 0;
     for (const struct largest *given = each; given < each + count; given++) {
         struct search search = {.given = given, .border = given->room ? sampled_border(given) : INFINITY,
                                 .lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS,
@@ -245,7 +246,12 @@ void resireduce_largest_each(const struct largest *each, int64_t count)
             for (int64_t i = 0; to.count < given->k; i++)
                 put(given, (int32_t)i, &to);
         }
+        for (int64_t i = 0; i < given->k; i++) {
+            const number magnitude = ((number *)given->values)[i] & MAGNITUDE;
+            greatest = magnitude > greatest ? magnitude : greatest;
+        }
     }
+    return greatest < 0x7f800000 ? 1 : 2;
 }
 
 /* --- What was sent is added to its places --- */

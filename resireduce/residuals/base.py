@@ -97,6 +97,7 @@ class Residual(ABC):
     INSTEAD: ClassVar = {
         "addends": {"compensate_"},
         "only_adds": {"compensate_"},
+        "leaves_stored": {"compensate_"},
         "absorbs": {"compensate_"},
         "update_each": {"update"},
     }
@@ -156,6 +157,10 @@ class Residual(ABC):
 
     def only_adds(self, name: str) -> bool:
         """Whether `addends` of tensor `name` has two tensors, so that nothing has been added when it returns."""
+        return False
+
+    def leaves_stored(self, name: str) -> bool:
+        """Whether nothing changes until `update` of tensor `name`, so that a sum that is not finite may be dropped."""
         return False
 
     def absorbs(self, name: str) -> bool:
@@ -255,6 +260,9 @@ class FullResidual(Residual):
 
     def only_adds(self, name: str) -> bool:
         return isinstance(self._stored.get(name), InPlace)
+
+    def leaves_stored(self, name: str) -> bool:
+        return not self.only_adds(name)
 
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""

@@ -99,6 +99,9 @@ class GroupResidual(Residual):
     def only_adds(self, name: str) -> bool:
         return isinstance(self._stored.get(name), InPlace)
 
+    def leaves_stored(self, name: str) -> bool:
+        return True
+
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         GroupResidual.update_each(self, [(name, error(), None)], step)  # a subclass' own calls this
 
@@ -232,6 +235,9 @@ class WeightedResidual(AverageResidual):
 
     def only_adds(self, name: str) -> bool:
         return self.norms == "residual" and super().only_adds(name)
+
+    def leaves_stored(self, name: str) -> bool:
+        return self.norms == "residual"
 
 
 class MemberResidual(GroupResidual):
