@@ -331,7 +331,8 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[Payload]]], scale: floa
     for dense, own in zip(targets, packed, strict=True):
         for number, (buffer, count) in enumerate(own):
             places = dense.data_ptr(), dense.numel(), buffer.data_ptr(), buffer.data_ptr() + BYTES // 2 * count
-            structures.append(SENT.pack(*places, count, scale, zero and not number))
+            zeroing = threads(dense.numel()) if zero and not number else 0
+            structures.append(SENT.pack(*places, count, scale, zeroing))
     return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
 
 

@@ -264,8 +264,13 @@ struct sent {
     const int32_t *indices;
     int64_t count;
     float scale;
-    int zeroes; /* whether x is set to zeros before */
+    int zeroing; /* threads that set x to zeros before; 0: it stays */
 };
+
+static void set_to_zeros(const void *task, int64_t start, int64_t stop)
+{
+    memset(((const struct sent *)task)->x + start, 0, (stop - start) * sizeof(float));
+}
 
 /* For each of `count` such structures, add `scale` x each value to its place in x[0..n). Return 1; 0, and nothing is done,
  * if an index is none of its x. */
@@ -276,8 +281,8 @@ int resireduce_add_sent_each(const struct sent *each, int64_t count)
             if (given->indices[i] < 0 || given->indices[i] >= given->n)
                 return 0;
     for (const struct sent *given = each; given < each + count; given++) {
-        if (given->zeroes)
-            memset(given->x, 0, given->n * sizeof *given->x);
+        if (given->zeroing)
+            resireduce_in_threads(set_to_zeros, given, given->n, CHUNK, given->zeroing);
         for (int64_t i = 0; i < given->count; i++)
             given->x[given->indices[i]] += given->values[i] * given->scale;
     }
