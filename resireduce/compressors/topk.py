@@ -17,8 +17,7 @@ from resireduce.kernels.ops import (
     index_dtype,
     largest_each,
     largest_magnitudes,
-    library,
-    suits,
+    library_for,
 )
 from resireduce.pieces import generator, one_of_each, share
 
@@ -43,7 +42,7 @@ class TopK(Selecting, SparseCompressor):
         return largest_magnitudes(flat, share(self.density, flat.numel()))
 
     def sees_non_finite(self, like: Tensor) -> bool:
-        return type(self) is TopK and not self.half and not self.coded and suits(like) and library() is not None
+        return type(self) is TopK and not self.half and not self.coded and library_for(like) is not None
 
     @cached_property
     def _ways(self) -> tuple[Callable[..., Any], Callable[..., None]]:

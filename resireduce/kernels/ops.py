@@ -110,6 +110,11 @@ def suits(*tensors: Tensor) -> bool:
     return all(one.dtype == torch.float32 and one.is_cpu and one.is_contiguous() for one in tensors)
 
 
+def library_for(*tensors: Tensor) -> ctypes.CDLL | None:
+    """Return the compiled code if it is there and takes `tensors`, else None."""
+    return library() if suits(*tensors) else None
+
+
 # --- Triton on an NVIDIA GPU, once its kernels have passed a check there ---
 
 
@@ -349,7 +354,7 @@ def is_finite(x: Tensor) -> bool:
     Without compiled code, a finite sum proves it, and is cheaper than the largest magnitude, which is computed if the
     sum is not finite.
     """
-    if suits(x) and (compiled := library()) is not None:
+    if (compiled := library_for(x)) is not None:
         return bool(compiled.resireduce_is_finite(x.data_ptr(), x.numel(), threads(x.numel())))
     return x.is_meta or isfinite(x.sum().item()) or isfinite(torch.linalg.vector_norm(x, torch.inf).item())
 
@@ -414,7 +419,7 @@ def add_weighted_(total: Tensor, values: Tensor, weight: Tensor) -> Tensor:
 
     Products and sums are each rounded, on every device: addcmul_ would round once, but not everywhere.
     """
-    compiled = library() if suits(total, values, weight) else None
+    compiled = library_for(total, values, weight)
     if compiled is None:
         return total.add_(values.mul_(weight))
     pointers = total.data_ptr(), values.data_ptr(), weight.data_ptr()
@@ -427,7 +432,7 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
     Compiled code gives the same bits; for a single row or column torch splits sums among its threads.
     """
-    compiled = library() if dtype == torch.float32 and suits(matrix) and min(matrix.shape) > 1 else None
+    compiled = library_for(matrix) if dtype == torch.float32 and min(matrix.shape) > 1 else None
     if compiled is None:
         by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=dtype) for dim in (1, 0))
         return by_row, by_column

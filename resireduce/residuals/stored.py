@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.kernels.ops import in_triton, library, suits, threads
+from resireduce.kernels.ops import in_triton, library_for, threads
 from resireduce.pieces import pieces, spread, worth_a_piece
 
 
@@ -91,7 +91,7 @@ class Blocks:
             from resireduce.kernels.gpu import one_pass
 
             one_pass.decode_add_(flat, self.codes, self.scales, bits)
-        elif bits and suits(flat) and (compiled := library()) is not None:
+        elif bits and (compiled := library_for(flat)) is not None:
             sizes = flat.numel(), bits, threads(flat.numel())
             compiled.resireduce_decode_add(flat.data_ptr(), *sizes, self.codes.data_ptr(), self.scales.data_ptr())
         else:
@@ -113,7 +113,7 @@ class Blocks:
         """Encode `value`, rounded at random by `source`, which has not been used; plain torch does so a sixteenth at a
         time. Compiled code draws what torch draws from `source`."""
         flat, bits = value.view(-1), self.bits
-        if bits and source is not None and suits(flat) and (compiled := library()) is not None:
+        if bits and source is not None and (compiled := library_for(flat)) is not None:
             sizes, seed = (flat.numel(), bits, threads(flat.numel())), source.initial_seed() & 0xFFFFFFFF
             compiled.resireduce_encode(flat.data_ptr(), *sizes, seed, self.codes.data_ptr(), self.scales.data_ptr())
             return

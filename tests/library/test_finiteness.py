@@ -46,6 +46,23 @@ def test_it_is_named_on_all_ranks_at_the_end_of_the_step_and_spoils_nothing(
 ) -> None:
     """A large tensor, and a small one, which shares a message with others."""
     as_a_device(monkeypatch)
+    refused_on_all_ranks(name, value, options)
+
+
+@pytest.mark.parametrize("gradients", LIFETIMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "options", [{"scheme": "w+2d"}, {"scheme": "a"}, {"scheme": "baseline", "residual_dtype": "int4"}]
+)
+def test_what_is_found_in_a_sum_is_named_and_enters_no_residual(
+    options: dict[str, Any], value: float, gradients: str
+) -> None:
+    """On a CPU, where sums in the gradients' memory are looked at as their largest magnitudes are taken."""
+    refused_on_all_ranks(LARGE, value, options | {"gradients": gradients})
+
+
+def refused_on_all_ranks(name: str, value: float, options: dict[str, Any]) -> None:
+    """Have a rank of two find `value` in the gradient of `name`: both hear of it, and nothing that is held has it."""
     start = seeded(Net)
 
     def rank(communicator: Communicator) -> str:
@@ -64,32 +81,6 @@ def test_it_is_named_on_all_ranks_at_the_end_of_the_step_and_spoils_nothing(
     first, second = LocalWorld(2).run(rank)
     assert "that rank says which" in first
     assert f"{name!r} holds NaN or infinity; nothing of it was sent" in second
-
-
-@pytest.mark.parametrize("gradients", LIFETIMES)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize(
-    "options", [{"scheme": "w+2d"}, {"scheme": "a"}, {"scheme": "baseline", "residual_dtype": "int4"}]
-)
-def test_what_is_found_in_a_sum_is_named_and_enters_no_residual(
-    options: dict[str, Any], value: float, gradients: str
-) -> None:
-    """On a CPU, where sums in the gradients' memory are looked at as their largest magnitudes are taken."""
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> str:
-        model, optimizer = train(communicator, start, steps=2, gradients=gradients, **options)
-        held = [*model.parameters(), *optimizer.residual_state_dict().values()]  # the tensors themselves
-        if communicator.rank == 1:
-            model.get_parameter(LARGE).register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
-        loss_of(model, torch.Generator().manual_seed(5)).backward()
-        with pytest.raises(NonFiniteGradient) as caught:
-            optimizer.step()
-        assert all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
-        return str(caught.value)
-
-    first, second = LocalWorld(2).run(rank)
-    assert "that rank says which" in first and f"{LARGE!r} holds NaN or infinity" in second
 
 
 SUMS = [
