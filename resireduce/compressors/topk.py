@@ -90,8 +90,8 @@ class TopK(Selecting, SparseCompressor):
 
         Returns:
             the buffer that holds all payloads, 1-D; the payloads; on a GPU, 1 for each pair of which a tensor counts as
-            zeros, and 0 for each other, and with `weighs` what `sum_chunks` returns of the first tensors; and 1 if
-            compiled code has found that all taken is finite, else 0 or 2.
+            zeros, and 0 for each other; if it `weighs`, what `fold_` may know of the norms of the first tensors; and 1
+            if compiled code has found that all taken is finite, else 0 or 2.
         """
         dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]
@@ -102,12 +102,14 @@ class TopK(Selecting, SparseCompressor):
             from resireduce.kernels.gpu import bucket
 
             return buffer, payloads, *bucket.compress_topk_(pairs, ks, parts, checked, weighs), 0
-        if not (status := largest_each([*zip(dense, ks, added, parts, strict=True)])):
+        norms = dense[0].new_empty(len(dense), 2) if weighs else None
+        if not (status := largest_each([*zip(dense, ks, added, parts, strict=True)], norms=norms)):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
-        return buffer, payloads, None, (), status
+        known = [*norms] if status and norms is not None else ()
+        return buffer, payloads, None, known, status
 
     def combine_at_once_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         """Do as `combine_each_`, by one call of compiled code or in few launches, where that takes these tensors."""

@@ -319,7 +319,7 @@ class ErrorFeedback:
     ) -> None:
         """Update residuals by the `rests` that `payloads` leave of `sums`, in their memory, those of one kind at once.
 
-        norms: what `sum_chunks` returns of `rests`, if that is known.
+        norms: what is known of those of `rests`, if anything: see `fold_`.
         """
         updates: dict[Residual, list[Rest]] = {}
         for one, payload, rest, own in zip_longest(sums, payloads, rests, norms):

@@ -1,12 +1,13 @@
-/* Norms of float32 tensors, of rows and of columns, added up in the order of the plain forms in ops.py; weighted sums. */
+/* Norms of float32 tensors, added up in the order of the plain forms in ops.py, and sums weighted by them. */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "threads.h"
 
-enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, ROWS = 8 };
+enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, TILE = 512 };
 
 /* Sixteen sums of magnitudes and sixteen of squares. */
 struct sums {
@@ -44,10 +45,12 @@ static void add_pieces(const void *task, int64_t start, int64_t stop)
     }
 }
 
-/* Write the L1 and the L2 norm of x[0..n), by way of `sums` of each piece, zeros at the start, the last of which may be
- * shorter: the same in any number of threads; and `phi` |x|_1 / n + (1 - phi) |x|_2 / sqrt(n). */
-void resireduce_norms(const float *x, int64_t n, int threads, double phi, struct sums *sums, float *norms)
+/* Write the L1 and the L2 norm of x[0..n) to `norms`, by way of the sums of each piece, the last of which may be shorter,
+ * for which there is `room`: the same in any number of threads. */
+void resireduce_norms(const float *x, int64_t n, int threads, void *room, float *norms)
 {
+    struct sums *sums = room;
+    *sums = (struct sums){0};
     const struct pieces task = {x, sums};
     resireduce_in_threads(add_pieces, &task, n, PIECE, threads);
     for (int64_t piece = 1; piece * PIECE < n; piece++)
@@ -62,7 +65,6 @@ void resireduce_norms(const float *x, int64_t n, int threads, double phi, struct
         }
     norms[0] = (float)sums->magnitudes[0];
     norms[1] = (float)sqrt(sums->squares[0]);
-    norms[2] = (float)phi * norms[0] / (float)n + (float)(1 - phi) * norms[1] / (float)sqrt((double)n);
 }
 
 struct looked_at {
@@ -96,71 +98,58 @@ int resireduce_is_finite(const float *x, int64_t n, int threads)
     return !task.is_spoilt;
 }
 
-struct weighted {
-    float *total;
-    const float *values;
-    float weight;
+/* What is folded into one sum. */
+struct folded {
+    float *into;
+    const float *total; /* what has been folded before; 0: nothing */
+    const float *const *errors; /* one at least */
+    const float *weights;
+    int64_t count;
+    float divisor;
 };
 
+/* Go through all errors a tile at a time, which stays in a register or a cache. */
 FOR_EACH_PROCESSOR
-static void add_weighted(const void *task, int64_t start, int64_t stop)
+static void fold(const void *task, int64_t start, int64_t stop)
 {
-    const struct weighted *given = task;
-    float *restrict total = given->total;
-    const float *restrict values = given->values, weight = given->weight;
-    for (int64_t i = start; i < stop; i++)
-        total[i] += values[i] * weight;
+    const struct folded *given = task;
+    float sums[TILE];
+    for (; start < stop; start += TILE) {
+        const int64_t size = stop - start < TILE ? stop - start : TILE;
+        if (given->total)
+            memcpy(sums, given->total + start, size * sizeof *sums);
+        else
+            for (int64_t i = 0; i < size; i++)
+                sums[i] = given->errors[0][start + i] * given->weights[0];
+        for (int64_t number = !given->total; number < given->count; number++) {
+            const float *restrict error = given->errors[number] + start, weight = given->weights[number];
+            for (int64_t i = 0; i < size; i++)
+                sums[i] += error[i] * weight;
+        }
+        float *restrict into = given->into + start;
+        if (given->divisor == 1)
+            memcpy(into, sums, size * sizeof *sums);
+        else
+            for (int64_t i = 0; i < size; i++)
+                into[i] = sums[i] / given->divisor;
+    }
 }
 
-/* Add `weight` x values[0..n) to total[0..n); products and sums are each rounded. */
-void resireduce_add_weighted(float *total, const float *values, const float *weight, int64_t n, int threads)
+/* Write total[0..n), if there is one, and `count` errors, each times its weight, to `into`, which may be one of these; and
+ * to `sum` the sum of weights, of which that of the total is there. A weight is phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n)
+ * by an error's two norms, which follow the errors, or 1 if they are 0. An average is divided by the sum, if that is not
+ * zero. Products, sums and quotients are each rounded. */
+void resireduce_fold(float *into, const float *total, const float *const *errors, int64_t count, int64_t n, double phi,
+                     int is_average, int threads, float *sum)
 {
-    const struct weighted task = {total, values, *weight};
-    resireduce_in_threads(add_weighted, &task, n, 16, threads);
-}
-
-/* The norms of a float32 matrix, added up in the order of torch's. */
-struct norms {
-    const float *matrix;
-    int64_t rows, columns;
-    float *by_row, *by_column; /* zeros at the start */
-};
-
-/* Add the magnitudes of `count` rows to their sums, element by element: rows side by side keep the processor busy, as one
- * alone would wait for each addition. */
-INLINE void add_side_by_side(const struct norms *norms, int64_t first, int count)
-{
-    float sums[ROWS] = {0};
-    for (int64_t c = 0; c < norms->columns; c++)
-        for (int r = 0; r < count; r++)
-            sums[r] += fabsf(norms->matrix[(first + r) * norms->columns + c]);
-    memcpy(norms->by_row + first, sums, count * sizeof *sums);
-}
-
-FOR_EACH_PROCESSOR
-static void add_rows(const void *task, int64_t start, int64_t stop)
-{
-    for (; stop - start >= ROWS; start += ROWS)
-        add_side_by_side(task, start, ROWS);
-    add_side_by_side(task, start, (int)(stop - start));
-}
-
-FOR_EACH_PROCESSOR
-static void add_columns(const void *task, int64_t start, int64_t stop)
-{
-    const struct norms *norms = task;
-    float *restrict sums = norms->by_column;
-    for (int64_t r = 0; r < norms->rows; r++)
-        for (int64_t c = start; c < stop; c++)
-            sums[c] += fabsf(norms->matrix[r * norms->columns + c]);
-}
-
-/* Add the magnitudes of matrix (rows x columns, contiguous) to by_row and by_column, zeros at the start: the same in any
- * number of threads. */
-void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, int threads, float *by_row,
-                         float *by_column)
-{
-    const struct norms norms = {matrix, rows, columns, by_row, by_column};
-    resireduce_in_threads(add_rows, &norms, rows, ROWS, threads);
-    resireduce_in_threads(add_columns, &norms, columns, 16, threads);
+    const float of_l1 = (float)phi, of_l2 = (float)(1 - phi), root = (float)sqrt((double)n);
+    float weights[count];
+    for (int64_t i = 0; i < count; i++) {
+        const float *norms = errors[count + i];
+        weights[i] = norms ? of_l1 * norms[0] / (float)n + of_l2 * norms[1] / root : 1;
+        *sum = i || total ? *sum + weights[i] : weights[i];
+    }
+    const float divisor = !is_average ? 1 : *sum < FLT_MIN ? FLT_MIN : *sum;
+    const struct folded task = {into, total, errors, weights, count, divisor};
+    resireduce_in_threads(fold, &task, n, TILE, threads);
 }

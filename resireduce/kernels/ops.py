@@ -46,9 +46,10 @@ FUNCTIONS = {
     "largest_each": "Pq",
     "add_sent_each": "Pq",
     "is_finite": "Pqi",
-    "norms": "PqidPP",
-    "add_weighted": "PPPqi",
+    "norms": "PqiPP",
+    "fold": "PPPqqdiiP",
     "l1_norms": "PqqiPP",
+    "cross": "PqqPqPqPii",
     "encode": "PqiiIPP",
     "decode_add": "PqiiPP",
 }
@@ -105,14 +106,16 @@ def threads(numel: int) -> int:
     return max(1, min(torch.get_num_threads(), numel // WORTH_A_THREAD)) if numel >= 2 * WORTH_A_THREAD else 1
 
 
-def suits(*tensors: Tensor) -> bool:
-    """Return whether compiled code takes `tensors`: contiguous float32 on a CPU."""
-    return all(one.dtype == torch.float32 and one.is_cpu and one.is_contiguous() for one in tensors)
+def library_or_plan(*tensors: Tensor) -> ctypes.CDLL | None:
+    """Return the compiled code if it is there and takes `tensors`, else None: contiguous float32 on a CPU, or without
+    storage, as in a plan, which counts memory."""
+    known = all(one.dtype == torch.float32 and one.is_contiguous() for one in tensors)
+    return library() if known and all(one.is_cpu or one.is_meta for one in tensors) else None
 
 
 def library_for(*tensors: Tensor) -> ctypes.CDLL | None:
-    """Return the compiled code if it is there and takes `tensors`, else None."""
-    return library() if suits(*tensors) else None
+    """Return what `library_or_plan` does, but None without storage."""
+    return None if any(one.is_meta for one in tensors) else library_or_plan(*tensors)
 
 
 # --- Triton on an NVIDIA GPU, once its kernels have passed a check there ---
@@ -238,11 +241,13 @@ def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
 # those that reach the border are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
 
 
-MEMBERS = Struct("2P5q2i3P0P")
+MEMBERS = Struct("2P5q2i4P0P")
 """Layout of a structure of arguments for one tensor; several follow one another."""
 
 
-def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], takes: bool = True) -> int:
+def largest_each(
+    tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], takes: bool = True, norms: Tensor | None = None
+) -> int:
     """Pack the largest magnitudes of several tensors, and return 1, or 2 if NaN or infinity is among these.
 
     Return 0, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
@@ -253,24 +258,23 @@ def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], t
             place; and 1-D uint8 memory that receives float32 values and then int32 indices, both in the order of the
             indices. Magnitudes are in the order of their bits: NaN is larger than infinity.
         takes: whether the selected elements become zero.
+        norms: receives the L1 and the L2 norm of the elements afterwards, in float32 a row of two for each tensor.
     """
-    compiled = library()
+    compiled = library_or_plan(*(one for dense, _, added, _ in tensors for one in (dense, added) if one is not None))
     shapes = [(dense.numel(), k) for dense, k, *_ in tensors]
-    there = [one for dense, _, added, _ in tensors for one in (dense, added) if one is not None and not one.is_meta]
     alike = all(added is None or added.shape == dense.shape for dense, _, added, _ in tensors)
-    suited = alike and suits(*there) and all(dense.dtype == torch.float32 for dense, *_ in tensors)
-    if compiled is None or not suited or not all(0 < k <= n < 1 << 31 for n, k in shapes):
+    if compiled is None or not alike or not all(0 < k <= n < 1 << 31 for n, k in shapes):
         return 0
-    nbytes = max(_scan(*shape)[-1] for shape in shapes)
-    scratch = torch.empty(nbytes, dtype=torch.uint8, device="cpu" if there else "meta")  # whatever is the default
+    nbytes = max(max(_scan(n, k)[-1], 0 if norms is None else SUMS * (n // PIECE + 1)) for n, k in shapes)
+    scratch = tensors[0][0].new_empty(nbytes, dtype=torch.uint8)
     if scratch.is_meta:  # a plan, which counts memory
         return 1
     structures, room = [], scratch.data_ptr()
-    for (dense, k, added, packed), shape in zip(tensors, shapes, strict=True):
+    for number, ((dense, k, added, packed), shape) in enumerate(zip(tensors, shapes, strict=True)):
         pointers = dense.data_ptr(), 0 if added is None else added.data_ptr()
         numbers = *shape, *_scan(*shape)[:-1], threads(shape[0]), takes
-        to = packed.data_ptr()
-        structures.append(MEMBERS.pack(*pointers, *numbers, room, to, to + BYTES // 2 * k))
+        to = packed.data_ptr(), packed.data_ptr() + BYTES // 2 * k, 0 if norms is None else norms[number].data_ptr()
+        structures.append(MEMBERS.pack(*pointers, *numbers, room, *to))
     return int(compiled.resireduce_largest_each(b"".join(structures), len(tensors)))
 
 
@@ -305,7 +309,7 @@ def _rank(expected: float) -> int:
 # --- Elements that were sent are added to their places by one call of compiled code or one kernel: calls cost time ---
 
 
-SENT = Struct("Pq2Pqfi0P")
+SENT = Struct("Pq2Pqf2i0P")
 """Layout of a structure of arguments: what one rank sent of one tensor."""
 
 
@@ -329,15 +333,14 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[Payload]]], scale: floa
 
         bucket.add_topk_(targets, packed, scale, zero)
         return True
-    compiled, known = library(), all(buffer.is_cpu and buffer.is_contiguous() for buffer, _ in parts)
-    if compiled is None or not known or not suits(*targets):
+    compiled = library_for(*targets)
+    if compiled is None or not all(buffer.is_cpu and buffer.is_contiguous() for buffer, _ in parts):
         return False
     structures = []
     for dense, own in zip(targets, packed, strict=True):
         for number, (buffer, count) in enumerate(own):
             places = dense.data_ptr(), dense.numel(), buffer.data_ptr(), buffer.data_ptr() + BYTES // 2 * count
-            zeroing = threads(dense.numel()) if zero and not number else 0
-            structures.append(SENT.pack(*places, count, scale, zeroing))
+            structures.append(SENT.pack(*places, count, scale, zero and not number, threads(dense.numel())))
     return bool(compiled.resireduce_add_sent_each(b"".join(structures), len(structures)))
 
 
@@ -346,6 +349,8 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[Payload]]], scale: floa
 
 LANES, PIECE = 16, 1 << 16
 """Number of partial sums side by side, to which the elements of a piece are added in turn, and elements of a piece."""
+SUMS = 2 * LANES * 8
+"""Bytes of a piece's sums of magnitudes and of squares, in float64."""
 
 
 def is_finite(x: Tensor) -> bool:
@@ -369,10 +374,10 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type not in ("cpu", "meta"):
         l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
         return l1, l2
-    if (norms := _norms_in_c(x, 1.0)) is not None:
+    if (norms := _norms_in_c(x)) is not None:
         return norms[0], norms[1]
     flat = x.detach().reshape(-1)
-    sums = _sums(flat)
+    sums = torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
     for own, part in zip(sums, flat.split(PIECE), strict=False):
         values = pad(part.abs().double(), (0, -part.numel() % LANES)).view(-1, LANES)
         own[0] = values.cumsum(0)[-1]  # one after the other, as a sum would not add them up
@@ -385,21 +390,16 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     return magnitudes.to(dtype), squares.sqrt().to(dtype)
 
 
-def _sums(flat: Tensor) -> Tensor:
-    """Return zeros for the sums of magnitudes and of squares of each piece of 1-D `flat`, side by side."""
-    return torch.zeros(flat.numel() // PIECE + 1, 2, LANES, dtype=torch.float64, device=flat.device)
-
-
-def _norms_in_c(x: Tensor, phi: float) -> Tensor | None:
-    """Return what `l1_and_l2_norm` and `mean_norm` do, in one tensor; None for what compiled code does not take."""
+def _norms_in_c(x: Tensor) -> Tensor | None:
+    """Return both norms of `l1_and_l2_norm` in one tensor; None for what compiled code does not take."""
     flat = x.detach().reshape(-1)
-    compiled = library() if flat.dtype == torch.float32 and flat.device.type in ("cpu", "meta") else None
+    compiled = library_or_plan(flat)
     if compiled is None:
         return None
-    sums, norms = _sums(flat), torch.empty(3, dtype=torch.float32, device=flat.device)
+    room, norms = flat.new_empty(SUMS * (flat.numel() // PIECE + 1), dtype=torch.uint8), flat.new_empty(2)
     if not flat.is_meta:
-        sizes = flat.numel(), threads(flat.numel()), phi
-        compiled.resireduce_norms(flat.data_ptr(), *sizes, sums.data_ptr(), norms.data_ptr())
+        sizes = flat.numel(), threads(flat.numel())
+        compiled.resireduce_norms(flat.data_ptr(), *sizes, room.data_ptr(), norms.data_ptr())
     return norms
 
 
@@ -408,23 +408,57 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
 
     On a CPU sums are formed in float64; on a GPU in float32, which may change the last bit.
     """
-    if (norms := _norms_in_c(x, phi)) is not None:
-        return norms[2]
     l1, l2 = l1_and_l2_norm(x)
     return phi * l1 / x.numel() + (1 - phi) * l2 / x.numel() ** 0.5
 
 
-def add_weighted_(total: Tensor, values: Tensor, weight: Tensor) -> Tensor:
-    """Add `values` x the 0-D `weight` to `total`, in place, and return it; `values` may be overwritten.
+def folds(errors: Sequence[Tensor]) -> bool:
+    """Return whether compiled code for the CPU, or Triton, takes these `errors` in `fold_`."""
+    return library_or_plan(*errors) is not None or in_one_launch(errors)
 
-    Products and sums are each rounded, on every device: addcmul_ would round once, but not everywhere.
+
+def fold_(
+    sums: Sequence[tuple[Tensor, Tensor | None]],
+    errors: Sequence[Sequence[tuple[Tensor, Tensor | None]]],
+    into: Sequence[tuple[Tensor, bool]],
+    phi: float | None,
+) -> Sequence[Tensor]:
+    """Add to each of several sums some errors, one after the other, each times its `mean_norm`, or 1 without `phi`.
+
+    Products, sums and quotients are rounded each, on every device: addcmul_ would round once, but not everywhere.
+
+    Args:
+        sums: contiguous float32, and the sum of weights so far, 0-D; None: there is none, and this is memory for it,
+            which may be that of its first error.
+        errors: those of each sum, at least one, which `folds`, and what compression has told of their norms, if
+            anything: on a GPU what `sum_chunks` returns, on a CPU both norms.
+        into: where each sum is written, float32, and whether it is divided by the sum of weights first: zeros stay
+            zeros, and do not become 0 / 0.
+        phi: weight of the L1 norm.
+
+    Returns:
+        the new sums of weights: 0-D.
     """
-    compiled = library_for(total, values, weight)
-    if compiled is None:
-        return total.add_(values.mul_(weight))
-    pointers = total.data_ptr(), values.data_ptr(), weight.data_ptr()
-    compiled.resireduce_add_weighted(*pointers, total.numel(), threads(total.numel()))
-    return total
+    given = [one for own in errors for one in own]
+    if in_one_launch([error for error, _ in given]):
+        from resireduce.kernels.gpu import bucket
+
+        unknown = [error for error, norms in given if norms is None and phi is not None]
+        found = iter(bucket.sum_chunks(unknown) if unknown else ())
+        known = [[(error, next(found, None) if norms is None else norms) for error, norms in own] for own in errors]
+        return bucket.fold_(sums, known, into, phi)
+    made, compiled = [], library()
+    for (total, so_far), own, (to, is_average) in zip(sums, errors, into, strict=True):
+        made.append(total.new_empty(()) if so_far is None else so_far)
+        norms = [None if phi is None else _norms_in_c(error) if known is None else known for error, known in own]
+        if compiled is None or total.is_meta:
+            continue
+        addresses = [0 if one is None else one.data_ptr() for one in (*(error for error, _ in own), *norms)]
+        listed = Struct(f"{len(addresses)}P").pack(*addresses)
+        before, sizes = 0 if so_far is None else total.data_ptr(), (len(own), total.numel(), phi or 0)
+        how = is_average, threads(total.numel()), made[-1].data_ptr()
+        compiled.resireduce_fold(to.data_ptr(), before, listed, *sizes, *how)
+    return made
 
 
 def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -440,6 +474,24 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     sizes = *matrix.shape, threads(matrix.numel())
     compiled.resireduce_l1_norms(matrix.data_ptr(), *sizes, by_row.data_ptr(), by_column.data_ptr())
     return by_row, by_column
+
+
+def cross(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, adds: bool) -> bool:
+    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of contiguous 2-D `matrix`, or copy that to `values`.
+
+    Return whether that was done: where there is compiled code for these tensors, of int32 numbers that ascend.
+    """
+    if in_triton(matrix, rows, columns, values):
+        from resireduce.kernels.gpu import one_pass
+
+        one_pass.cross_(matrix, rows, columns, values, adds)
+        return True
+    compiled = library_or_plan(matrix, values)
+    if compiled is None or matrix.is_meta:
+        return compiled is not None
+    at = rows.data_ptr(), len(rows), columns.data_ptr(), len(columns)
+    count = threads(len(rows) * matrix.shape[1])
+    return bool(compiled.resireduce_cross(matrix.data_ptr(), *matrix.shape, *at, values.data_ptr(), adds, count))
 
 
 def norms_of_blocks(flat: Tensor, size: int, order: float, dtype: torch.dtype | None = None) -> Tensor:

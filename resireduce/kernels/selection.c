@@ -79,6 +79,7 @@ struct largest {
     float *scratch; /* room for two numbers and a byte for each of `room` candidates, and for the sample */
     float *values;
     int32_t *indices;
+    float *norms; /* of x afterwards: L1 and L2; 0: they are not asked for */
 };
 
 struct search {
@@ -168,13 +169,23 @@ static int64_t look_through(const struct search *search)
     return total;
 }
 
-/* Return the `wanted`-th largest magnitude of each `step`-th element, with what is added to it. If that is zero, most
- * elements are, and all others are looked for. */
+/* Write the magnitudes of a sample, of which number `i` is element i x step, with what is added to it. */
+static void sample(const void *task, int64_t start, int64_t stop)
+{
+    const struct largest *given = task;
+    for (int64_t i = start; i < stop; i++) {
+        const int64_t at = i * given->step;
+        given->scratch[i] = fabsf(given->x[at] + (given->added ? given->added[at] : 0));
+    }
+}
+
+/* Return the `wanted`-th largest magnitude of each `step`-th element. If that is zero, most elements are, and all others are
+ * looked for. */
 static float sampled_border(const struct largest *given)
 {
-    int64_t size = 0, passed;
-    for (int64_t i = 0; i < given->n; i += given->step)
-        given->scratch[size++] = fabsf(given->x[i] + (given->added ? given->added[i] : 0));
+    const int64_t size = (given->n + given->step - 1) / given->step;
+    int64_t passed;
+    resireduce_in_threads(sample, given, size, SIXTEEN, given->threads);
     const number bits = kth_largest((number *)given->scratch, size, given->wanted, (number *)given->scratch, &passed);
     float border;
     memcpy(&border, &bits, sizeof border);
@@ -226,7 +237,7 @@ static void write_candidates(const struct search *search, struct writing to)
 /* For each of `count` tensors, add to x[0..n) what is to be added; then write values and indices of the k largest
  * magnitudes, from the first to the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th
  * element is a border; where fewer than k reach it, or more than there is room for, and where there is no sample, all
- * elements are counted. Return 1, or 2 if NaN or infinity is among what is written. */
+ * elements are counted. Then write norms. Return 1, or 2 if NaN or infinity is among what is written. */
 int resireduce_largest_each(const struct largest *each, int64_t count)
 {
     number greatest = 0;
@@ -246,6 +257,8 @@ int resireduce_largest_each(const struct largest *each, int64_t count)
             for (int64_t i = 0; to.count < given->k; i++)
                 put(given, (int32_t)i, &to);
         }
+        if (given->norms) /* while it lies in a cache */
+            resireduce_norms(given->x, given->n, given->threads, given->scratch, given->norms);
         for (int64_t i = 0; i < given->k; i++) {
             const number magnitude = ((number *)given->values)[i] & MAGNITUDE;
             greatest = magnitude > greatest ? magnitude : greatest;
@@ -264,12 +277,35 @@ struct sent {
     const int32_t *indices;
     int64_t count;
     float scale;
-    int zeroing; /* threads that set x to zeros before; 0: it stays */
+    int zeroes, threads; /* whether x is set to zeros before; 0 threads: indices may not ascend */
 };
 
-static void set_to_zeros(const void *task, int64_t start, int64_t stop)
+/* Return how many of the indices, which ascend, are below this one. */
+static int64_t below(const struct sent *given, int64_t index)
 {
-    memset(((const struct sent *)task)->x + start, 0, (stop - start) * sizeof(float));
+    int64_t first = 0, stop = given->count;
+    while (first < stop) {
+        const int64_t middle = (first + stop) / 2;
+        if (given->indices[middle] < index)
+            first = middle + 1;
+        else
+            stop = middle;
+    }
+    return first;
+}
+
+/* Go through elements of x, some at a time, so that those that are set to zeros lie in a cache when others are added. */
+static void add_to_some(const void *task, int64_t start, int64_t stop)
+{
+    const struct sent *given = task;
+    const int64_t size = given->threads ? GROUP : given->n;
+    for (int64_t i = start ? below(given, start) : 0; start < stop; start += size) {
+        const int64_t end = stop - start < size ? stop : start + size;
+        if (given->zeroes)
+            memset(given->x + start, 0, (end - start) * sizeof *given->x);
+        for (; i < given->count && given->indices[i] < end; i++)
+            given->x[given->indices[i]] += given->values[i] * given->scale;
+    }
 }
 
 /* For each of `count` such structures, add `scale` x each value to its place in x[0..n). Return 1; 0, and nothing is done,
@@ -280,11 +316,12 @@ int resireduce_add_sent_each(const struct sent *each, int64_t count)
         for (int64_t i = 0; i < given->count; i++)
             if (given->indices[i] < 0 || given->indices[i] >= given->n)
                 return 0;
-    for (const struct sent *given = each; given < each + count; given++) {
-        if (given->zeroing)
-            resireduce_in_threads(set_to_zeros, given, given->n, CHUNK, given->zeroing);
-        for (int64_t i = 0; i < given->count; i++)
-            given->x[given->indices[i]] += given->values[i] * given->scale;
+    for (; count; count--, each++) {
+        struct sent given = *each;
+        for (int64_t i = 1; i < given.count; i++)
+            if (given.indices[i] < given.indices[i - 1])
+                given.threads = 0;
+        resireduce_in_threads(add_to_some, &given, given.n, CHUNK, given.threads);
     }
     return 1;
 }

@@ -14,3 +14,6 @@ typedef void part_of(const void *task, int64_t start, int64_t stop);
 /* Go through the elements 0..n in `threads` shares, each of elements that lie together and begin with a multiple of
  * `unit`: in torch's threads, this one among them; or in this one alone. */
 void resireduce_in_threads(part_of *run, const void *task, int64_t n, int64_t unit, int threads);
+
+/* In norms.c: the L1 and the L2 norm of x[0..n). `room`: 256 bytes for each 2^16 elements. */
+void resireduce_norms(const float *x, int64_t n, int threads, void *room, float *norms);

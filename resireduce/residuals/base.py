@@ -69,7 +69,7 @@ class InPlace(Plain):
 
 
 Rest = tuple[str, Tensor, Tensor | None]
-"""The name of a tensor, what is left of it after compression, and what `sum_chunks` returns of that, if it is known."""
+"""The name of a tensor, what is left of it after compression, and what is known of its norms: see `fold_`."""
 
 
 class Residual(ABC):

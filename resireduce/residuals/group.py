@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import check, choose, is_number
-from resireduce.kernels.ops import add_weighted_, in_one_launch, l1_and_l2_norm, mean_norm
+from resireduce.kernels.ops import fold_, folds, l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, InPlace, Residual, Rest, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
@@ -52,9 +52,9 @@ class GroupResidual(Residual):
     """Folds the errors of a group's members into one tensor, and adds it to the gradient of each in the next step.
 
     Errors are folded from the last member to the first, which is the order of the backward pass; a member that comes
-    early waits. So rounding is always the same, and in the usual order nothing waits: beside the stored tensor, one
-    more is alive while a group is on its way. Folding is done in float32 at least: in 16 bits norms and sums lose what
-    small elements add.
+    early waits. So rounding is always the same, and in the usual order only the first error waits, for the second:
+    beside the stored tensor, one more is alive while a group is on its way. Folding is done in float32 at least: in
+    16 bits norms and sums lose what small elements add.
 
     The folded tensor may use the memory of an error, which was a gradient's, but only until the step ends.
     """
@@ -113,6 +113,9 @@ class GroupResidual(Residual):
         for group in dict.fromkeys(self._groups[name] for name, *_ in rests):
             to_come = reversed(group.members[: len(group.members) - group.turn])
             due = [group.waiting.pop(name) for name in takewhile(group.waiting.__contains__, to_come)]
+            if len(due) == 1 and not group.turn and is_whole(due[0][1]):  # takes no more memory than the sum
+                group.waiting[due[0][0]] = due[0]
+                continue
             group.turn += len(due)
             if due:
                 turns.append((group, due, group.turn == len(group.members)))
@@ -166,14 +169,10 @@ class AverageResidual(GroupResidual):
         errors = [error for _, rests, _ in turns for _, error, _ in rests]
         begun = [group.folded[0] for group, *_ in turns if group.folded is not None]
         known = not self._weights and all(rests for _, rests, _ in turns)
-        together = known and all(one.dtype == torch.float32 for one in begun) and errors and in_one_launch(errors)
-        return self._fold_in_one_launch(turns) if together else super().fold_each(turns)
+        together = known and all(one.dtype == torch.float32 for one in begun) and errors and folds(errors)
+        return self._fold_at_once(turns) if together else super().fold_each(turns)
 
-    def _fold_in_one_launch(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
-        from resireduce.kernels.gpu import bucket
-
-        unknown = [error for _, rests, _ in turns for _, error, norms in rests if norms is None]
-        found = iter(bucket.sum_chunks(unknown) if self.phi is not None and unknown else [None] * len(unknown))
+    def _fold_at_once(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
         sums, errors, into = [], [], []
         for group, rests, ends in turns:
             total, weights = group.folded or (None, None)
@@ -182,9 +181,9 @@ class AverageResidual(GroupResidual):
                 reused = first.dtype == torch.float32 and is_whole(first)
                 total = first if reused else torch.empty_like(first, dtype=torch.float32)
             sums.append((total, weights))
-            errors.append([(error, next(found) if norms is None else norms) for _, error, norms in rests])
+            errors.append([(error, norms) for _, error, norms in rests])
             into.append((room_or(total, group.stored) if ends else total, ends))
-        made = bucket.fold_(sums, errors, into, self.phi)
+        made = fold_(sums, errors, into, self.phi)
         for (group, *_), (total, _), (to, ends), weights in zip(turns, sums, into, made, strict=True):
             group.folded = total, weights
             yield to if ends else None
@@ -197,7 +196,7 @@ class AverageResidual(GroupResidual):
         if folded is None:
             return error.mul_(weight), weight
         total, weights = folded
-        return add_weighted_(total, error, weight), weights.add_(weight)
+        return total.add_(error.mul_(weight)), weights.add_(weight)  # addcmul_ would round once, but not everywhere
 
     def finish(self, folded: tuple[Tensor, Tensor], stored: Stored) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""

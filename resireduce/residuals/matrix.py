@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from resireduce.errors import ConfigError, check_share, choose
-from resireduce.kernels.ops import in_triton, l1_norms
+from resireduce.kernels.ops import cross, l1_norms
 from resireduce.pieces import PIECES, share
 from resireduce.residuals.base import CHOICES, NORMS, Residual, norm_dtype, select
 
@@ -19,10 +19,7 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor)
     Plain torch goes through whole rows, few of them at a time: where operations must be deterministic, a GPU
     would write single elements after sorting their indices, which takes several times the memory of the matrix.
     """
-    if in_triton(matrix, rows, columns, values):
-        from resireduce.kernels.gpu import one_pass
-
-        one_pass.cross_(matrix, rows, columns, values, True)
+    if cross(matrix, rows, columns, values, adds=True):
         return
     places = columns.long()
     for some, part in zip(rows.tensor_split(2 * PIECES), values.tensor_split(2 * PIECES), strict=True):
@@ -37,10 +34,7 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor, room: Tensor | N
     for the copy.
     """
     values = matrix.new_empty(len(rows), len(columns)) if room is None else room
-    if in_triton(matrix, rows, columns, values):
-        from resireduce.kernels.gpu import one_pass
-
-        one_pass.cross_(matrix, rows, columns, values, False)
+    if cross(matrix, rows, columns, values, adds=False):
         return values
     for some, part in zip(rows.tensor_split(2 * PIECES), values.tensor_split(2 * PIECES), strict=True):
         torch.index_select(matrix.index_select(0, some), 1, columns, out=part)
@@ -97,6 +91,9 @@ class RowsResidual(Residual):
         if self.norms == "compensated":
             self._norms[name] = self._norms_of(matrix, norm_dtype(matrix))
         return grad
+
+    def leaves_stored(self, name: str) -> bool:
+        return self.norms == "residual"
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         left, stored = error(), self._stored[name]

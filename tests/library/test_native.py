@@ -5,14 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from resireduce.grouping import Grouping
 from resireduce.kernels import ops
 from resireduce.kernels.ops import SWITCH, l1_and_l2_norm, l1_norms, largest_magnitudes, library, mean_norm
 from resireduce.pieces import generator
+from resireduce.residuals.group import AverageResidual, WeightedResidual
 from resireduce.residuals.matrix import add_crossing_, cut_crossing
 from resireduce.residuals.stored import Blocks
 from tests.compiled import bits, both, needs_compiler, values
@@ -146,6 +149,41 @@ def test_weights_of_norms_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPat
     for one, other in both(monkeypatch, lambda: [mean_norm(row, phi) for row in x]):
         assert torch.equal(bits(one), bits(other))
         assert torch.equal(bits(one), bits(expected.pop(0))) and (one.dtype, one.shape) == (torch.float32, ())
+
+
+@needs_compiler
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("phi", [None, 0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "kinds", [("normal", "huge", "denormal"), ("negative zero", "zero", "zero"), ("normal", "uneven")]
+)
+def test_errors_are_folded_into_their_group_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], phi: float | None, known: bool
+) -> None:
+    """Whether they come at once or not, and whether their norms are known."""
+    n, names = 5003, [*map(str, range(len(kinds)))]
+
+    def averages() -> list[torch.Tensor]:
+        found = []
+        for at_once in range(1, len(names) + 1):
+            errors = {name: values(n, kind) for name, kind in zip(names, kinds, strict=True)}
+            kind = AverageResidual if phi is None else partial(WeightedResidual, phi=phi)
+            residual = kind(grouping=Grouping(groups=(tuple(names),)))
+            for name in names:
+                residual.register(name, errors[name])
+            told = {name: torch.stack(l1_and_l2_norm(one)) if known else None for name, one in errors.items()}
+            backward = names[::-1]
+            for some in (backward[:at_once], backward[at_once:]):
+                residual.update_each([(name, errors[name], told[name]) for name in some], 0)
+            found += residual.tensors().values()
+        return found
+
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
+    torch.set_num_threads(3)
+    first = None
+    for one, other in both(monkeypatch, averages):
+        first = one if first is None else first
+        assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(first))
 
 
 @needs_compiler

@@ -8,7 +8,7 @@ import torch
 
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import ops
-from resireduce.kernels.ops import BYTES, SWITCH, add_sent_each_, by_keys, largest_each, library
+from resireduce.kernels.ops import BYTES, SWITCH, add_sent_each_, by_keys, l1_and_l2_norm, largest_each, library
 from tests.compiled import needs_compiler, values
 
 pytestmark = needs_compiler
@@ -94,6 +94,18 @@ def test_a_payload_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatc
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
+@pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "uneven"])
+@pytest.mark.parametrize("n", [1, 17, 2500, 65_536, 300_001])
+def test_norms_are_those_of_what_is_left(n: int, kind: str) -> None:
+    others = [values(size, kind) for size in (n, 3000)]
+    left, norms = [one.clone() for one in others], torch.full((2, 2), -1.0)
+    packed = [torch.empty(8, dtype=torch.uint8) for _ in left]
+    assert largest_each([(one, 1, None, to) for one, to in zip(left, packed, strict=True)], norms=norms)
+    assert n == 1 or kind == "zero" or not torch.equal(left[0], others[0])
+    for one, found in zip(left, norms, strict=True):
+        assert same(found, torch.stack(l1_and_l2_norm(one)))
+
+
 def test_it_takes_memory_of_the_host_whatever_the_default_device() -> None:
     """Compiled code that is given the address of another device's memory ends the process."""
     tensor, packed = values(20000, "normal"), torch.empty(3200, dtype=torch.uint8)
@@ -118,6 +130,28 @@ def test_sums_have_the_bits_of_torch(monkeypatch: pytest.MonkeyPatch, density: f
         monkeypatch.setenv(SWITCH, switch)
         library.cache_clear()
         assert torch.equal(compressor.add_(values(N, "uneven"), payload, scale), expected)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("order", ["ascending", "none", "twice"])
+def test_places_in_any_order_have_the_bits_of_torch_in_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, order: str, zero: bool
+) -> None:
+    """Each of two ranks has sent elements of a tensor that is larger than what is gone through at once."""
+    n, compressor = 200_003, TopK(0.01)
+    drawn = torch.randperm(n, generator=torch.Generator().manual_seed(1))[: n // 100]
+    places = {"ascending": drawn.sort().values, "none": drawn, "twice": drawn // 1000}[order]
+    payloads = [compressor.compress(values(n, "normal"), "w", 0), compressor.compress(values(n, "uneven"), "w", 0)]
+    payloads[1].parts()[1].copy_(places)
+    expected = values(n, "normal").mul_(not zero)
+    for one in payloads:
+        for value, place in zip(one.parts()[0].mul(1 / 3).tolist(), one.parts()[1].tolist(), strict=True):
+            expected[place] += value
+    monkeypatch.setattr(ops, "WORTH_A_THREAD", 1)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        found = values(n, "normal")
+        assert add_sent_each_([(found, payloads)], 1 / 3, zero) and torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("index", [-1, N, 2**31 - 1])
