@@ -90,7 +90,7 @@ class TopK(Selecting, SparseCompressor):
 
         Returns:
             the buffer that holds all payloads, 1-D; the payloads; on a GPU, 1 for each pair of which a tensor counts as
-            zeros, and 0 for each other; if it `weighs`, what `fold_` may know of the norms of the first tensors; and 1
+            zeros, and 0 for each other; if it `weighs`, what `fold_` is told of the norms of the first tensors; and 1
             if compiled code has found that all taken is finite, else 0 or 2.
         """
         dense, added = map(list, zip(*pairs, strict=True))

@@ -270,7 +270,12 @@ class ErrorFeedback:
         """Choose compressors for step number `step`, counted from 0, which begins; undo one that was not finished."""
         self.states.changed.clear()
         self.finiteness.noted.clear()
-        self.warms_up, self._step = step < self.warm_up_steps, step
+        self._step = step
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether all tensors are sent dense in this step."""
+        return self._step < self.warm_up_steps
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""

@@ -137,8 +137,8 @@ static void fold(const void *task, int64_t start, int64_t stop)
 
 /* Write total[0..n), if there is one, and `count` errors, each times its weight, to `into`, which may be one of these; and
  * to `sum` the sum of weights, of which that of the total is there. A weight is phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n)
- * by an error's two norms, which follow the errors, or 1 if they are 0. An average is divided by the sum, if that is not
- * zero. Products, sums and quotients are each rounded. */
+ * by an error's two norms, whose addresses follow those of errors, or 1 without. An average is divided by the sum, if that
+ * is not zero. Products, sums and quotients are each rounded. */
 void resireduce_fold(float *into, const float *total, const float *const *errors, int64_t count, int64_t n, double phi,
                      int is_average, int threads, float *sum)
 {

@@ -1,5 +1,5 @@
 """Operations on tensors that compiled code does on a CPU, and Triton's kernels on a GPU, with the same results in plain
-torch beside them: the largest magnitudes, adding what was sent, norms.
+torch beside them: the largest magnitudes, adding what was sent, norms and sums weighted by them, parts of matrices.
 
 Which compiled code takes a tensor is decided here too: C, compiled when it is first needed, or Triton. Where there is
 neither, plain torch does it.
@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import warnings
 from cmath import isfinite
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -412,9 +412,13 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
     return phi * l1 / x.numel() + (1 - phi) * l2 / x.numel() ** 0.5
 
 
-def folds(errors: Sequence[Tensor]) -> bool:
-    """Return whether compiled code for the CPU, or Triton, takes these `errors` in `fold_`."""
-    return library_or_plan(*errors) is not None or in_one_launch(errors)
+def folder_of(errors: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]] | None:
+    """Return the function that folds `errors` into sums: `fold_`, or on a GPU its own; None for what neither takes."""
+    if in_one_launch(errors):
+        from resireduce.kernels.gpu import bucket
+
+        return bucket.fold_
+    return None if library_or_plan(*errors) is None else fold_
 
 
 def fold_(
@@ -430,8 +434,8 @@ def fold_(
     Args:
         sums: contiguous float32, and the sum of weights so far, 0-D; None: there is none, and this is memory for it,
             which may be that of its first error.
-        errors: those of each sum, at least one, which `folds`, and what compression has told of their norms, if
-            anything: on a GPU what `sum_chunks` returns, on a CPU both norms.
+        errors: those of each sum, at least one, and what compression has told of their norms, if anything: on a CPU
+            both, 1-D, and on a GPU what `sum_chunks` returns.
         into: where each sum is written, float32, and whether it is divided by the sum of weights first: zeros stay
             zeros, and do not become 0 / 0.
         phi: weight of the L1 norm.
@@ -439,25 +443,18 @@ def fold_(
     Returns:
         the new sums of weights: 0-D.
     """
-    given = [one for own in errors for one in own]
-    if in_one_launch([error for error, _ in given]):
-        from resireduce.kernels.gpu import bucket
-
-        unknown = [error for error, norms in given if norms is None and phi is not None]
-        found = iter(bucket.sum_chunks(unknown) if unknown else ())
-        known = [[(error, next(found, None) if norms is None else norms) for error, norms in own] for own in errors]
-        return bucket.fold_(sums, known, into, phi)
-    made, compiled = [], library()
+    made = []
     for (total, so_far), own, (to, is_average) in zip(sums, errors, into, strict=True):
-        made.append(total.new_empty(()) if so_far is None else so_far)
-        norms = [None if phi is None else _norms_in_c(error) if known is None else known for error, known in own]
-        if compiled is None or total.is_meta:
-            continue
-        addresses = [0 if one is None else one.data_ptr() for one in (*(error for error, _ in own), *norms)]
-        listed = Struct(f"{len(addresses)}P").pack(*addresses)
-        before, sizes = 0 if so_far is None else total.data_ptr(), (len(own), total.numel(), phi or 0)
-        how = is_average, threads(total.numel()), made[-1].data_ptr()
-        compiled.resireduce_fold(to.data_ptr(), before, listed, *sizes, *how)
+        weights = total.new_empty(()) if so_far is None else so_far
+        made.append(weights)
+        norms = [None if phi is None else _norms_in_c(error) if told is None else told for error, told in own]
+        compiled = library_for(total)
+        if compiled is not None:
+            addresses = [0 if one is None else one.data_ptr() for one in (*(error for error, _ in own), *norms)]
+            listed = Struct(f"{len(addresses)}P").pack(*addresses)
+            before, sizes = 0 if so_far is None else total.data_ptr(), (len(own), total.numel(), phi or 0)
+            how = is_average, threads(total.numel()), weights.data_ptr()
+            compiled.resireduce_fold(to.data_ptr(), before, listed, *sizes, *how)
     return made
 
 
@@ -477,20 +474,21 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def cross(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, adds: bool) -> bool:
-    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of contiguous 2-D `matrix`, or copy that to `values`.
+    """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`, or copy that to `values`.
 
-    Return whether that was done: where there is compiled code for these tensors, of int32 numbers that ascend.
+    Return whether that was done: if all are contiguous, numbers are int32 and ascend, and there is compiled code.
     """
     if in_triton(matrix, rows, columns, values):
         from resireduce.kernels.gpu import one_pass
 
         one_pass.cross_(matrix, rows, columns, values, adds)
         return True
-    compiled = library_or_plan(matrix, values)
-    if compiled is None or matrix.is_meta:
-        return compiled is not None
+    compiled, numbers = library_or_plan(matrix, values), (rows, columns)
+    suits = all(one.dtype == torch.int32 and one.is_contiguous() and one.device == matrix.device for one in numbers)
+    if compiled is None or not suits or values.shape != (len(rows), len(columns)) or matrix.is_meta:
+        return compiled is not None and matrix.is_meta
     at = rows.data_ptr(), len(rows), columns.data_ptr(), len(columns)
-    count = threads(len(rows) * matrix.shape[1])
+    count = threads(values.numel())
     return bool(compiled.resireduce_cross(matrix.data_ptr(), *matrix.shape, *at, values.data_ptr(), adds, count))
 
 

@@ -277,7 +277,12 @@ struct sent {
     const int32_t *indices;
     int64_t count;
     float scale;
-    int zeroes, threads; /* whether x is set to zeros before; 0 threads: indices may not ascend */
+    int zeroes, threads; /* whether x is set to zeros before */
+};
+
+struct adding {
+    const struct sent *given;
+    int64_t size; /* elements that are gone through at a time: all, if indices do not ascend */
 };
 
 /* Return how many of the indices, which ascend, are below this one. */
@@ -297,8 +302,8 @@ static int64_t below(const struct sent *given, int64_t index)
 /* Go through elements of x, some at a time, so that those that are set to zeros lie in a cache when others are added. */
 static void add_to_some(const void *task, int64_t start, int64_t stop)
 {
-    const struct sent *given = task;
-    const int64_t size = given->threads ? GROUP : given->n;
+    const struct sent *given = ((const struct adding *)task)->given;
+    const int64_t size = ((const struct adding *)task)->size;
     for (int64_t i = start ? below(given, start) : 0; start < stop; start += size) {
         const int64_t end = stop - start < size ? stop : start + size;
         if (given->zeroes)
@@ -316,12 +321,12 @@ int resireduce_add_sent_each(const struct sent *each, int64_t count)
         for (int64_t i = 0; i < given->count; i++)
             if (given->indices[i] < 0 || given->indices[i] >= given->n)
                 return 0;
-    for (; count; count--, each++) {
-        struct sent given = *each;
-        for (int64_t i = 1; i < given.count; i++)
-            if (given.indices[i] < given.indices[i - 1])
-                given.threads = 0;
-        resireduce_in_threads(add_to_some, &given, given.n, CHUNK, given.threads);
+    for (const struct sent *given = each; given < each + count; given++) {
+        int ascend = 1;
+        for (int64_t i = 1; i < given->count; i++)
+            ascend &= given->indices[i - 1] <= given->indices[i];
+        const struct adding task = {given, ascend ? GROUP : given->n};
+        resireduce_in_threads(add_to_some, &task, given->n, CHUNK, ascend ? given->threads : 1);
     }
     return 1;
 }

@@ -1,4 +1,4 @@
-/* A loop over elements in several threads at once: torch's own. */
+/* What the files of this folder share: a loop over elements in several threads at once, torch's own; and norms. */
 
 #pragma once
 
@@ -15,5 +15,5 @@ typedef void part_of(const void *task, int64_t start, int64_t stop);
  * `unit`: in torch's threads, this one among them; or in this one alone. */
 void resireduce_in_threads(part_of *run, const void *task, int64_t n, int64_t unit, int threads);
 
-/* In norms.c: the L1 and the L2 norm of x[0..n). `room`: 256 bytes for each 2^16 elements. */
+/* In norms.c: the L1 and the L2 norm of x[0..n). `room`: 256 bytes for each 2^16 elements, begun ones too. */
 void resireduce_norms(const float *x, int64_t n, int threads, void *room, float *norms);

@@ -140,7 +140,7 @@ class Residual(ABC):
     # --- what it may do ---
 
     weighs = False
-    """Whether `update_each` forms sums of magnitudes and of squares, unless it is given them."""
+    """Whether `update_each` needs norms, which it forms unless it is told of them."""
 
     def update_each(self, rests: Sequence[Rest], step: int) -> None:
         """Do what `update` does for several tensors of a bucket."""

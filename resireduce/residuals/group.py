@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import check, choose, is_number
-from resireduce.kernels.ops import fold_, folds, l1_and_l2_norm, mean_norm
+from resireduce.kernels.ops import folder_of, l1_and_l2_norm, mean_norm
 from resireduce.residuals.base import NORMS, InPlace, Residual, Rest, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
@@ -18,6 +18,11 @@ from resireduce.residuals.stored import Plain, Stored
 def is_whole(tensor: Tensor) -> bool:
     """Return whether `tensor` is no part of larger memory, which would be held with it."""
     return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def is_sum(error: Tensor) -> bool:
+    """Return whether `error` can wait for the next one as a sum of errors would, in memory that could hold this sum."""
+    return is_whole(error) and error.dtype == norm_dtype(error)
 
 
 def room_or(total: Tensor, stored: Stored) -> Tensor:
@@ -52,9 +57,9 @@ class GroupResidual(Residual):
     """Folds the errors of a group's members into one tensor, and adds it to the gradient of each in the next step.
 
     Errors are folded from the last member to the first, which is the order of the backward pass; a member that comes
-    early waits. So rounding is always the same, and in the usual order only the first error waits, for the second:
-    beside the stored tensor, one more is alive while a group is on its way. Folding is done in float32 at least: in
-    16 bits norms and sums lose what small elements add.
+    early waits. So rounding is always the same, and in the usual order only the first error waits, for the second,
+    unless it has 16 bits: beside the stored tensor, one more is alive while a group is on its way. Folding is done in
+    float32 at least: in 16 bits norms and sums lose what small elements add.
 
     The folded tensor may use the memory of an error, which was a gradient's, but only until the step ends.
     """
@@ -112,13 +117,10 @@ class GroupResidual(Residual):
         turns: list[Turn] = []
         for group in dict.fromkeys(self._groups[name] for name, *_ in rests):
             to_come = reversed(group.members[: len(group.members) - group.turn])
-            due = [group.waiting.pop(name) for name in takewhile(group.waiting.__contains__, to_come)]
-            if len(due) == 1 and not group.turn and is_whole(due[0][1]):  # takes no more memory than the sum
-                group.waiting[due[0][0]] = due[0]
-                continue
-            group.turn += len(due)
-            if due:
-                turns.append((group, due, group.turn == len(group.members)))
+            due = [*takewhile(group.waiting.__contains__, to_come)]
+            if due and (group.turn or len(due) > 1 or not is_sum(group.waiting[due[0]][1])):
+                group.turn += len(due)
+                turns.append((group, [*map(group.waiting.pop, due)], group.turn == len(group.members)))
         self._fold(turns, step)
 
     def end_step(self, step: int) -> None:
@@ -169,10 +171,11 @@ class AverageResidual(GroupResidual):
         errors = [error for _, rests, _ in turns for _, error, _ in rests]
         begun = [group.folded[0] for group, *_ in turns if group.folded is not None]
         known = not self._weights and all(rests for _, rests, _ in turns)
-        together = known and all(one.dtype == torch.float32 for one in begun) and errors and folds(errors)
-        return self._fold_at_once(turns) if together else super().fold_each(turns)
+        together = known and all(one.dtype == torch.float32 for one in begun) and errors
+        fold = folder_of(errors) if together else None
+        return super().fold_each(turns) if fold is None else self._fold_at_once(turns, fold)
 
-    def _fold_at_once(self, turns: Sequence[Turn]) -> Iterator[Tensor | None]:
+    def _fold_at_once(self, turns: Sequence[Turn], fold: Callable[..., Sequence[Tensor]]) -> Iterator[Tensor | None]:
         sums, errors, into = [], [], []
         for group, rests, ends in turns:
             total, weights = group.folded or (None, None)
@@ -183,7 +186,7 @@ class AverageResidual(GroupResidual):
             sums.append((total, weights))
             errors.append([(error, norms) for _, error, norms in rests])
             into.append((room_or(total, group.stored) if ends else total, ends))
-        made = fold_(sums, errors, into, self.phi)
+        made = fold(sums, errors, into, self.phi)
         for (group, *_), (total, _), (to, ends), weights in zip(turns, sums, into, made, strict=True):
             group.folded = total, weights
             yield to if ends else None

@@ -93,6 +93,20 @@ def test_nbytes_is_that_of_all_tensors_that_outlive_a_step(scheme: str, dtype: s
         assert residual.nbytes() == before == alive.current_bytes
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 8), (torch.bfloat16, 10)])
+def test_a_group_holds_one_tensor_beside_an_error(dtype: torch.dtype, most: int) -> None:
+    """Bytes an element, of a sum in float32 and, of 16 bits, of the error and its copy: nothing else has waited."""
+    n = 10_000
+    with LiveBytes(lambda tensor: True) as alive:
+        residual = WeightedResidual(grouping=Grouping(groups=(("a", "b", "c"),)))
+        for name in "abc":
+            residual.register(name, torch.empty(n, dtype=dtype))
+        before = alive.current_bytes
+        for name in "cba":
+            residual.update(name, lambda: torch.ones(n, dtype=dtype), 0)
+        assert alive.peak_bytes - before <= most * n + 1000
+
+
 groups = st.integers(2, 5).flatmap(
     lambda n: st.tuples(st.lists(st.tuples(st.sampled_from(KINDS), seeds), min_size=n, max_size=n))
 )

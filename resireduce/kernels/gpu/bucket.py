@@ -416,26 +416,16 @@ def fold_(
     into: Sequence[tuple[Tensor, bool]],
     phi: float | None,
 ) -> Sequence[Tensor]:
-    """Add to each of several sums some errors, one after the other, each times its weight.
-
-    A weight is phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of an error, in float32; without phi it is
-    1. Products, sums and quotients are rounded each.
-
-    Args:
-        sums: contiguous float32, and the sum of weights so far, 0-D; None: there is none, and this is memory for it,
-            which may be that of its first error.
-        errors: those of each sum, at least one: contiguous, as large, all of float32, float16 or bfloat16, and what
-            `sum_chunks` returns of it, which is needed with phi.
-        into: where each sum is written, float32, and whether it is divided by the sum of weights first.
-
-    Returns:
-        the new sums of weights: 0-D.
-    """
+    """Do as `fold_` in ops.py, where `errors` are all of float32, float16 or bfloat16. Without `phi` weights are 1."""
+    unknown = [error for own in errors for error, norms in own if norms is None and phi is not None]
+    formed = sum_chunks(unknown) if unknown else ()  # held until the launch
+    found = iter(formed)
     like, rows, listed = errors[0][0][0], list[Row](), list[int]()
     for (total, so_far), own, (to, is_average) in zip(sums, errors, into, strict=True):
         first = 8 * len(sums) + len(listed)  # behind the rows
         rows.append(row_of(total, so_far, len(own), first, to.data_ptr(), int(is_average)))
-        for error, norms in own:
+        for error, told in own:
+            norms = next(found, None) if told is None else told
             listed += [error.data_ptr(), _address(norms), 0 if norms is None else len(norms)]
     weights = torch.empty(len(rows), dtype=torch.float32, device=like.device)
     shares = (None, None) if phi is None else (c_float(phi).value, c_float(1 - phi).value)
