@@ -141,7 +141,6 @@ def item_line(item: Item) -> str:
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], Any]:
-    """Return what builds the model that the command line names, with the arguments that it gives."""
     from resireduce.planning.models import find_builder, is_config_file
 
     if is_config_file(args.model):  # a few models would load parts of others that are trained already

@@ -117,13 +117,12 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
         )
 
 
-def check_types(model: object, optimizer: object) -> None:
+def check_types(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise ConfigError unless `model` and `optimizer` are torch's, and nothing else averages the gradients."""
     for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
         if not isinstance(value, kind):
             name = getattr(value, "__name__", type(value).__name__)
             raise ConfigError(f"{field}: {name} is not allowed; give an object of torch's {kind.__name__}")
-    assert isinstance(model, nn.Module)
     if hasattr(optimizer, "_allreduce_grad_async"):  # Horovod's, of either kind
         raise ConfigError(
             "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "

@@ -250,8 +250,7 @@ class SeenInSums(Finiteness):
             self.check(grad, name)
 
     def drop_(self, sums: Sequence[Sum], payloads: Sequence[Payload]) -> None:
-        """Note which of a bucket's `sums` are not finite, as their `payloads` tell: zeros are sent of these, and
-        nothing is kept."""
+        """Note which of a bucket's `sums` their `payloads` show not to be finite; send zeros of these, keep nothing."""
         for one, payload in zip(sums, payloads, strict=True):
             if one.name in self._names and not is_finite(payload.parts()[0]):
                 self.noted.append(([one.name], torch.ones(1, device="cpu")))

@@ -24,15 +24,13 @@ WAS_DROPPED = (
 )
 
 
-MOVES = (Tensor.cpu, Tensor.cuda, Tensor.to)
-"""What moves or converts a tensor, as Module.cpu(), cuda() and to() do with each gradient."""
 AROUND_MOVES = (
     Tensor.is_floating_point,
     Tensor.is_complex,
     private.moves_in_place,
     Tensor.data.__set__,  # type: ignore[attr-defined]
 )
-"""What these ask of a gradient before they move it, and by what they put the moved one in its place."""
+"""What Module.cpu(), cuda() and to() ask of a gradient before they move it, and by what they put the moved one back."""
 
 
 class StreamedAway(Tensor):
@@ -49,7 +47,7 @@ class StreamedAway(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise UsageError, whatever was called, except by a model that is moved."""
-        if func in MOVES and isinstance(args[0], cls):
+        if func in (Tensor.cpu, Tensor.cuda, Tensor.to) and isinstance(args[0], cls):
             return args[0]
         if func in AROUND_MOVES and all(isinstance(one, cls) for one in args):
             return super().__torch_function__(func, types, args, kwargs)

@@ -34,7 +34,7 @@ class ByNodes(Flat):
         super().__init__(feedback)
         self.slots, self.node, self.held_limit = slots, node, held_limit
         self._is_patient = True  # has never waited in vain
-        self._launched = self.held_bytes = 0
+        self._launched = 0
         self._under_way: deque[tuple[Bucket, Handle[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of tensors without a gradient here; other ranks may have one
 
@@ -82,14 +82,13 @@ class ByNodes(Flat):
         whole = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
         name = f"resireduce.node.{bucket.slots[0].name}"
         self._under_way.append((bucket, self.node.reduce_scatter(whole.view(-1), name)))
-        self.held_bytes += bucket.nbytes
         self._launched += 1
 
     def has_come(self, handle: Handle[Tensor]) -> bool:
         """Return whether the oldest message, that of `handle`, has come from all ranks; wait while too much is held."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not handle.is_ready():
-            if not self._is_patient or self.held_bytes <= self.held_limit:
+            if not self._is_patient or sum(bucket.nbytes for bucket, _ in self._under_way) <= self.held_limit:
                 return False
             self._is_patient = time.monotonic() < deadline
             time.sleep(POLL_SECONDS)
@@ -100,7 +99,6 @@ class ByNodes(Flat):
         bucket, handle = self._under_way.popleft()
         row = self.wait(handle)
         del handle  # and the gradient with it
-        self.held_bytes -= bucket.nbytes
         for slot, part in zip(bucket.slots, row.split(_widths(bucket)), strict=True):
             own = slot.slices.own(part, slot.place)  # type: ignore[union-attr]
             if slot.is_taken:

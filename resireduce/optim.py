@@ -120,7 +120,6 @@ class SecondMomentAdamW(ParameterwiseOptimizer):
     """
 
     step_is_separable = True
-    """Told to `resireduce.distribute`: each parameter is updated from its own gradient and state alone."""
     limits: ClassVar[dict[str, float]] = {"lr": math.inf, "beta": 1, "eps": math.inf, "weight_decay": math.inf}
 
     def __init__(

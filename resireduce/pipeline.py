@@ -28,7 +28,6 @@ def find_compressor(settings: Settings) -> Compressor:
 
 
 def _with_density(compressor: Any, density: Any, step: int) -> Compressor:
-    """Return `compressor` with the density of this step."""
     return replace(compressor, density=density(step))
 
 

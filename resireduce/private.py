@@ -23,8 +23,7 @@ if tuple(map(int, torch.__version__.split(".")[:2])) > NEWEST_TESTED:
 
 
 current_pass = torch._C._current_graph_task_id
-"""Returns the number of the backward pass in which it is called, -1 outside of any. Without it `compress_fsdp` does not
-know passes: return -1."""
+"""Returns the number of the backward pass that calls it, or -1. Without it: -1, and `compress_fsdp` knows no passes."""
 at_end_of_pass = Variable._execution_engine.queue_callback
 """Has a function called when the current backward pass ends; DistributedDataParallel and FSDP2 use it too. Without it
 the end of a pass is known only in `step()`."""
@@ -48,7 +47,6 @@ is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
 DispatchMode = _python_dispatch.TorchDispatchMode
 """A mode that sees every operation, by which `plan` counts bytes; documented under "extending PyTorch"."""
 tree_leaves, tree_map = _pytree.tree_leaves, _pytree.tree_map
-"""Return the values in nested lists, tuples and dicts, and such with others in their place. Without it: write the
-recursion."""
+"""Return the values in nested lists, tuples and dicts, and such with others in their place. Without them: recursion."""
 active_ddp = DistributedDataParallel._get_active_ddp_module
 """Returns the DistributedDataParallel whose forward pass calls this. Without it: `refuse_within_ddp` goes."""

@@ -86,7 +86,6 @@ def _place_of(state: State) -> dict[str, int]:
 
 
 def _in_words(state: State) -> str:
-    """Return in words which rank has saved a state."""
     place = _place_of(state)
     within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
     shard = ", shard {} of {}".format(*(place[key] for key in SHARD)) if SHARD[0] in place else ""
@@ -138,7 +137,7 @@ def redistribute(optimizer: "Resumable", states: Sequence[State]) -> None:
             reader.load_state_dict(state)
         for slot in optimizer.slots:
             name, key = slot.name, f"momentum.{slot.name}"
-            if optimizer.feedback.keeps_residual(name):
+            if feedback.keeps_residual(name):
                 zeros = [torch.zeros_like(_like(slot, one), memory_format=torch.contiguous_format) for one in readers]
                 parts = [one.residual.of(name).compensate_(z, name) for one, z in zip(readers, zeros, strict=True)]
                 left[name] = _own(slot, parts).mul(share).add_(left.get(name, 0))

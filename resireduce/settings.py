@@ -67,10 +67,9 @@ class Settings:
     @property
     def changes_density(self) -> bool:
         """Whether the share of elements that is sent follows from the number of the step."""
-        if not isinstance(self.compressor, str):
-            return callable(self.density) and "density" in getattr(self.compressor, "__dataclass_fields__", ())
-        listed = COMPRESSORS.get(self.compressor)
-        return callable(self.density) and listed is not None and listed.selects
+        if isinstance(self.compressor, str):
+            return callable(self.density) and COMPRESSORS[self.compressor].selects
+        return callable(self.density) and "density" in getattr(self.compressor, "__dataclass_fields__", ())
 
     @property
     def scaler(self) -> "GradScaler | None":

@@ -18,8 +18,6 @@ from resireduce.pieces import is_host
 # --- The agreement of ranks: all must have the same settings, model and optimizer, or an error is raised on all ---
 
 
-STEP = "number of the step, as load_residual_state_dict() or start_at() has set it"
-"""A field for `agree`: random choices that ranks share follow from it."""
 HELD = (
     "optimizer: ranks hold the state of different parameters, and all are given that of rank 0 (load the same "
     "checkpoint on all ranks, or on rank 0 alone; or, if each rank is to hold the state of other parameters, set "
@@ -31,8 +29,7 @@ STAYS = "state_differs_by_rank"
 
 
 def agree(table: Mapping[str, object], communicator: Communicator, beside: Communicator | None = None) -> None:
-    """Raise ConfigError on all ranks, also those `beside`, if any value that one has in `table`, by field, differs from
-    rank 0's."""
+    """Raise ConfigError on all ranks, also those `beside`, if a value of any in `table`, by field, is not rank 0's."""
     mine = {field: as_text(value) for field, value in table.items()}
     first = broadcast_object(mine, communicator)
     different = [field for field in first | mine if mine.get(field) != first.get(field)]

@@ -184,8 +184,7 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
 
 
 class Resumed:
-    """Warns if the state of an optimizer was loaded, or was there at the start, and `residual`, if it has tensors, was
-    not loaded before the next step."""
+    """Warns at a step before which an optimizer was given a state, but `residual`, if it has any tensors, was not."""
 
     def __init__(self, residual: Residuals):
         self._residual = residual
@@ -244,12 +243,9 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 STEPS = 2
-"""Number of steps in which ranks compare: before the first, a forward pass may have made parameters; before the second,
-the optimizer has changed them once."""
+"""Steps before which ranks compare: a forward pass may have made parameters, and then the first step changes them."""
 PIECE = 1 << 18
 """Elements that are added up at once, in 16 bytes each."""
-DIGESTS = 1 << 20
-"""How many digests there are: few enough that the sum of the squares of all ranks' fits 64 bits."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The dtype as which an element of so many bytes is read."""
 DRIFTED = (
@@ -274,8 +270,7 @@ class Drift:
         self.numbers = [here, here**2]
 
     def compare(self, sums: Sequence[int], world_size: int, was_skipped: bool) -> bool:
-        """Warn unless the `sums` are those of equal numbers; return whether there is another step to compare. One that
-        was skipped has changed nothing."""
+        """Warn unless the `sums` are those of equal numbers; return whether another step is to be compared."""
         if sums[1] * world_size != sums[0] ** 2:
             warn(DRIFTED)
         self._left -= not was_skipped
@@ -293,7 +288,8 @@ def digest(parameters: Iterable[Tensor]) -> int:
         return 1
     found = [torch.stack([_sum(flat[some]) for some in slices(len(flat), PIECE)]) for flat in held]
     sums = torch.cat([one.to(found[0].device) for one in found]).tolist()
-    return 1 + int.from_bytes(hashlib.sha256(str(sums).encode()).digest()[:8]) % DIGESTS
+    number = int.from_bytes(hashlib.sha256(str(sums).encode()).digest()[:8])
+    return 1 + number % 2**20  # so few that the sum of the squares of all ranks' fits 64 bits
 
 
 def _bits(tensor: Tensor) -> Iterator[Tensor]:

@@ -31,7 +31,7 @@ class Profiler:
     def __init__(self, rule: str, exchange: Exchange):
         self._exchange, self._queue, self.feedback = exchange, exchange.queue, exchange.feedback
         self.rule: str | None = rule
-        self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
+        self._steps: list[dict[Slot, tuple[float, ...]]] = []  # ready, seconds of compression, bytes
         self._now: dict[Slot, tuple[float, float, int]] = {}
         self._taken = exchange.steps
         # Held weakly: what is dropped within the first steps is freed at once.
@@ -59,14 +59,11 @@ class Profiler:
         order = [slot for slot in slots if slot.name not in self.feedback.dense]
         if self.rule is None or self._taken == taken or self.feedback.warms_up or not order:
             return
-        self._steps.append(now)
+        first = min((ready for ready, _, _ in now.values()), default=0.0)
+        self._steps.append({slot: (ready - first, *rest) for slot, (ready, *rest) in now.items()})
         if len(self._steps) <= TIMED_STEPS:
             return
-        steps = [
-            {slot: (ready - min(one[0] for one in step.values()), *rest) for slot, (ready, *rest) in step.items()}
-            for step in self._steps[1:]
-        ]
-        times = [[step[slot] for step in steps if slot in step] or [(0.0, 0.0, 0)] for slot in order]
+        times = [[step[slot] for step in self._steps[1:] if slot in step] or [(0.0, 0.0, 0)] for slot in order]
         mine = np.array([np.median(one, axis=0) for one in times])
         ready, compress, nbytes = self._largest(mine).T
         latency, per_byte = self._largest(np.array(self._link(nbytes, order[0].parameter.device)))

@@ -28,8 +28,7 @@ class Arrivals:
     """
 
     ready: Array
-    """Seconds after the start of the backward pass at which each can be sent, if it is compressed by itself: no tensor
-    before the previous one."""
+    """Seconds into the backward pass when each can be sent, if compressed by itself: none before the previous one."""
     transfer: Array
     """Seconds that each takes on the link, excluding latency."""
     latency: Array

@@ -17,7 +17,7 @@ from resireduce.errors import warn
 from resireduce.forms import under_way
 from resireduce.pipeline import build_feedback, find_compressor
 from resireduce.settings import Settings
-from resireduce.start import STEP, agree
+from resireduce.start import agree
 from resireduce.watchers import OtherSteps, Resumed
 
 
@@ -57,7 +57,8 @@ class HookState(Resumable):
         self, parameters: Iterable[Tensor], values: Mapping[str, str], beside: Communicator | None = None
     ) -> None:
         """Compare steps and `values` of ranks, and look for scalers and optimizers of `parameters` that have come."""
-        agree({**values, STEP: str(self.steps)}, self.feedback.communicator, beside=beside)
+        number = "number of the step, as load_residual_state_dict() or start_at() has set it"
+        agree({**values, number: self.steps}, self.feedback.communicator, beside=beside)
         if any(one.is_enabled() and one._scale is not None for one in objects(torch.amp.GradScaler)):
             warn(
                 "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of "
