@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from resireduce.compressors.base import Agreeing, Compressor
 from resireduce.core.bucket import overlaps
@@ -16,9 +17,7 @@ from resireduce.settings import Settings
 from resireduce.watchers import DISTRIBUTED
 
 
-def check_settings(
-    settings: Settings, compressor: Compressor, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
+def check_settings(settings: Settings, compressor: Compressor, model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ConfigError for `settings` that cannot be used with one another, `compressor`, `model` or `optimizer`."""
     choose("gradients", settings.gradients, GRADIENTS)
     if not isinstance(settings.hierarchy, list | tuple):
@@ -47,7 +46,7 @@ def check_settings(
         )
 
 
-def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+def check_momentum(compressor: Compressor, optimizer: Optimizer) -> None:
     """Raise ConfigError if `compressor` corrects momentum, and `optimizer` has its own now: it would count twice."""
     own = next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
     if compressor.momentum is not None and own is not None:
@@ -59,11 +58,7 @@ def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> 
 
 
 def check_update(
-    settings: Settings,
-    compressor: Compressor,
-    optimizer: torch.optim.Optimizer,
-    model: nn.Module,
-    trained: Mapping[str, Tensor],
+    settings: Settings, compressor: Compressor, optimizer: Optimizer, model: nn.Module, trained: Mapping[str, Tensor]
 ) -> None:
     """Raise ConfigError if `trained` parameters are to change during the backward pass and would train wrongly."""
     if choose("update", settings.update, UPDATES) == "in_step":
@@ -117,9 +112,9 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
         )
 
 
-def check_types(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check_types(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ConfigError unless `model` and `optimizer` are torch's, and nothing else averages the gradients."""
-    for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
+    for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
         if not isinstance(value, kind):
             name = getattr(value, "__name__", type(value).__name__)
             raise ConfigError(f"{field}: {name} is not allowed; give an object of torch's {kind.__name__}")
@@ -136,7 +131,7 @@ def check_types(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+def optimized(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """Return the parameters that `optimizer` trains, in the order of `model`. ConfigError if it has others or none."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     parameters = {name: p for name, p in model.named_parameters() if id(p) in held}

@@ -266,10 +266,9 @@ class InRounds(UnderWay):
 
     def end_rounds(self, scaling: Unscaled) -> None:
         """Make these payloads: each round for all tensors in the same order."""
-        while waiting := [bucket for bucket in self if isinstance(bucket.message, Round)]:
-            for bucket in waiting:
-                assert isinstance(bucket.message, Round)
-                bucket.message = self.feedback.end_round(bucket.message)
+        while waiting := [(bucket, made) for bucket in self if isinstance(made := bucket.message, Round)]:
+            for bucket, made in waiting:
+                bucket.message = self.feedback.end_round(made)
                 scaling.remember(bucket)
                 self.feedback.send(bucket.message)
 

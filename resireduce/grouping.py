@@ -127,9 +127,6 @@ def cut(run: list[str]) -> list[tuple[str, ...]]:
     return [tuple(run[i : i + 3]) if i != cuts[-1] else tuple(run[i:]) for i in cuts]
 
 
-# --- Groups given as shell patterns of parameter names, for models whose structure does not show them ---
-
-
 FORM = '{"groups": ["blocks.*.fc.weight", ["a.weight", "b.weight"]], "specific": ["embedding.weight"]}'
 """An example, for messages."""
 
@@ -167,11 +164,6 @@ def _matches(patterns: Any, parameters: Mapping[str, Tensor]) -> list[str]:
     return [name for name in parameters if any(name in names for names in found.values())]
 
 
-# --- Which layers to send without compression: AD-Topk's partial sparsification. Ming et al., "Enabling efficient
-# all-dimension top-k sparsification for high-performance distributed DNN training systems", the extended version of
-# ADTopk, HPDC 2024 ---
-
-
 @dataclass(frozen=True)
 class PartialSelection:
     """Arguments for `resireduce.distribute` with which small layers are sent without compression, by one all-reduce."""
@@ -196,6 +188,9 @@ def partial_selection(model: nn.Module, density: float, dense: Iterable[str] | N
         dense: patterns of parameters that are sent dense whatever their size, as in `resireduce.distribute`.
 
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
+
+    Source: AD-Topk's partial sparsification: Ming et al., "Enabling efficient all-dimension top-k sparsification for
+    high-performance distributed DNN training systems", the extended version of ADTopk, HPDC 2024.
     """
     check_share("density", density)
     given = tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)

@@ -1,11 +1,12 @@
 """Optimizers for compressed gradients: SGD whose weight decay has a momentum, and AdamW without momentum."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from resireduce.errors import check, is_number
 
@@ -73,12 +74,7 @@ class DGCSGD(ParameterwiseOptimizer):
     limits: ClassVar[dict[str, float]] = {"lr": math.inf, "decay_momentum": 1, "weight_decay": math.inf}
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        decay_momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
+        self, params: ParamsT, lr: float, decay_momentum: float = 0.9, nesterov: bool = False, weight_decay: float = 0.0
     ) -> None:
         settings = {"lr": lr, "decay_momentum": decay_momentum, "nesterov": nesterov, "weight_decay": weight_decay}
         super().__init__(params, settings)
@@ -123,12 +119,7 @@ class SecondMomentAdamW(ParameterwiseOptimizer):
     limits: ClassVar[dict[str, float]] = {"lr": math.inf, "beta": 1, "eps": math.inf, "weight_decay": math.inf}
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        beta: float = 0.999,
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
+        self, params: ParamsT, lr: float = 1e-3, beta: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01
     ) -> None:
         super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 # --- Tensors as blocks of elements that share one number, processed a bounded number of elements at a time ---
 
@@ -75,16 +75,14 @@ def share(ratio: float, size: int) -> int:
 # --- Random choices that can be repeated, seeded by a name and a number, never by a global generator ---
 
 
-def generator(device: torch.device, name: str, number: int = 0) -> torch.Generator | None:
+def generator(device: torch.device, name: str, number: int = 0) -> Generator | None:
     """Return a generator seeded by `name` and `number`; None on the meta device, where nothing is drawn."""
     if device.type == "meta":
         return None
-    return torch.Generator(device).manual_seed(zlib.crc32(f"{name}/{number}".encode()))
+    return Generator(device).manual_seed(zlib.crc32(f"{name}/{number}".encode()))
 
 
-def one_of_each(
-    numel: int, k: int, first: int, last: int, source: torch.Generator | None, device: torch.device
-) -> Tensor:
+def one_of_each(numel: int, k: int, first: int, last: int, source: Generator | None, device: torch.device) -> Tensor:
     """Return one element from each of the stretches `first` to `last` (exclusive) of `k` equal ones: int64, ascending.
 
     So k of `numel` elements are drawn without replacement, with equal probability up to rounding, without the memory of

@@ -49,9 +49,6 @@ def allocated(nbytes: int) -> int:
     return segment if rounded >= 10 * 2**20 and segment - rounded <= 2**20 else rounded
 
 
-# --- What is counted, and with which operations ---
-
-
 def count(held: Iterable[Tensor]) -> LiveBytes:
     """Return what counts tensors without storage that are alive, in bytes of a GPU's allocator, those of `held` too."""
     return LiveBytes(lambda one: one.is_meta, (one for one in held if one.is_meta), allocated)
@@ -125,9 +122,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, nn.ModuleList | nn.Sequential) and alike:
         return parts
     return [block for part in parts for block in blocks_of(part)]
-
-
-# --- A step of the model alone, and one of the library and the optimizer alone ---
 
 
 @dataclass
@@ -293,9 +287,6 @@ def fullest(passes: Passes, held: Held) -> dict[str, Any]:
         "fullest_frozen_and_buffers_bytes": passes.held,
         "fullest_workspaces_and_rounding_bytes": WORKSPACES + held.start - states,
     }
-
-
-# --- What a plan says of it ---
 
 
 NONE = {"compressor": "none", "scheme": "none", "gradients": "streamed"}

@@ -117,13 +117,11 @@ class HookState(Resumable):
                 target.copy_(average)
 
     def _receive_all(self) -> None:
-        """Receive all averages, after the rounds in which ranks make payloads."""
         self._under_way.end_rounds(Unscaled())
         while self._targets:
             self._receive()
 
     def _end_step(self) -> None:
-        """End a step, whose averages have been received, and begin the next."""
         self.feedback.end_step(self.steps)
         self.feedback.states.commit()
         self.resumed.after_step()
