@@ -128,7 +128,6 @@ def cut(run: list[str]) -> list[tuple[str, ...]]:
 
 
 FORM = '{"groups": ["blocks.*.fc.weight", ["a.weight", "b.weight"]], "specific": ["embedding.weight"]}'
-"""An example, for messages."""
 
 
 def match_groups(patterns: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> Grouping:

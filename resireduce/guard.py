@@ -22,8 +22,6 @@ WAS_DROPPED = (
     "first pass, and scale the loss instead of gradients, or use gradients='kept'; and take the model out of "
     "DistributedDataParallel, if it is in one"
 )
-
-
 AROUND_MOVES = (
     Tensor.is_floating_point,
     Tensor.is_complex,

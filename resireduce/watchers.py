@@ -22,11 +22,6 @@ from resireduce.residuals.base import Residuals
 
 DISTRIBUTED = WeakTensorKeyDictionary()
 """Has each parameter whose gradients an optimizer of the library averages that is in use."""
-
-
-# --- Uses of torch under which gradients would not be averaged: each is refused by an error that names the cure ---
-
-
 COMPILED_AUTOGRAD = (
     "compiled autograd traces the backward pass, whose gradients resireduce compresses and sends: switch "
     "torch._dynamo.config.compiled_autograd off (torch.compile of the model goes on as ever), or use gradients='kept'"
@@ -77,9 +72,6 @@ def refuse_fork(process: int) -> None:
             "this process was forked after resireduce.distribute(...), and has none of the threads that carry messages "
             "between ranks: start all processes before, and call distribute() in each of those that train"
         )
-
-
-# --- Steps of other optimizers, and training on when that of the library is gone ---
 
 
 NOT_HELD = (
@@ -180,9 +172,6 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
     handles += [one.register_post_accumulate_grad_hook(warn_once) for one in parameters if one.requires_grad]
 
 
-# --- Checkpoints of the wrapped optimizer: a warning if its state was loaded and residuals were not ---
-
-
 class Resumed:
     """Warns at a step before which an optimizer was given a state, but `residual`, if it has any tensors, was not."""
 
@@ -237,9 +226,6 @@ def _has_values(tensor: Tensor) -> bool:
     """Whether a tensor, or this rank's shard of it, has elements other than zeros; True if that cannot be seen."""
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return tensor.is_meta or private.is_wrapper(tensor) or bool(tensor.any())
-
-
-# --- Digests of parameters, which ranks compare in the first steps: they must still be the same on all ---
 
 
 STEPS = 2

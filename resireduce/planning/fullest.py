@@ -29,7 +29,6 @@ from resireduce.settings import Settings
 
 Inputs = Callable[[nn.Module, int], Tensor]
 """Called with the model and a batch size, returns the loss of a forward pass on inputs that it makes."""
-
 WORKSPACES = 65 * 2**20
 """Bytes that cuBLAS and cuBLASLt keep, as recorded on an H200 with CUBLAS_WORKSPACE_CONFIG=:4096:8."""
 CHUNKS = 64
@@ -38,7 +37,6 @@ gradients are counted, together: a large batch in small chunks would take hours.
 anew = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 """Runs a part of the forward pass, and once more in the backward pass."""
 CURE = "give module:callable, such as `def inputs(model, batch): return model(torch.zeros(batch, 3, 224, 224)).sum()`"
-"""What to do about inputs that cannot be used, for messages."""
 
 
 def allocated(nbytes: int) -> int:

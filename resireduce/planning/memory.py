@@ -130,10 +130,8 @@ class LiveBytes(private.DispatchMode):
         super().__init__()
         self._counts, self._size = counts, size
         self._alive: dict[int, int] = {}
-        self.current_bytes = 0
-        """Bytes alive now."""
-        self.peak_bytes = 0
-        """Most bytes alive at once, so far."""
+        self.current_bytes = self.peak_bytes = 0
+        """Bytes alive now, and the most that were alive at once so far."""
         for tensor in held:
             self._follow(tensor)
 

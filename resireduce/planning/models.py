@@ -45,7 +45,6 @@ def build_from_config(path: str, /, **values: object) -> nn.Module:
 
 
 CURE = "give a known name, module:callable that makes the model (of what --arg gives), or a Hugging Face config.json"
-"""What to do about a model that cannot be used, for messages."""
 
 
 def offered_models() -> dict[str, str]:
@@ -105,7 +104,6 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 
 Maker = Callable[..., torch.optim.Optimizer]
 """Called with a list of parameters, and with arguments by name, it returns an optimizer."""
-
 OPTIMIZERS: dict[str, Maker] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adamw": torch.optim.AdamW,
