@@ -3,8 +3,6 @@
 #include <math.h>
 #include <float.h>
 #include <sched.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "threads.h"
 
@@ -47,21 +45,6 @@ INLINE float drawn_from(uint32_t word)
     word ^= (word << 15) & 0xefc60000u;
     word ^= word >> 18;
     return (float)(int32_t)(word & 0xffffffu) * 0x1p-24f;
-}
-
-/* Return the largest of `count` magnitudes. */
-INLINE float largest_of(const float *x, int64_t count)
-{
-    int32_t top = 0; /* magnitudes are in the order of their bits */
-    for (int64_t i = 0; i < count; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        bits &= 0x7fffffff;
-        top = bits > top ? bits : top;
-    }
-    float magnitude;
-    memcpy(&magnitude, &top, sizeof magnitude);
-    return magnitude;
 }
 
 /* A tensor and its codes. */

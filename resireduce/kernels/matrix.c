@@ -1,8 +1,6 @@
 /* Norms of the rows and columns of a float32 matrix, and its elements where some rows cross some columns. */
 
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "threads.h"
 

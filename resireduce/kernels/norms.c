@@ -2,8 +2,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "threads.h"
 
@@ -72,22 +70,16 @@ struct looked_at {
     int is_spoilt;
 };
 
-/* Note whether an element is NaN or infinite: whether its magnitude, in the order of the bits, is infinity's or more. */
+/* Note whether an element is NaN or infinite. */
 FOR_EACH_PROCESSOR
 static void look_at(const void *task, int64_t start, int64_t stop)
 {
     struct looked_at *all = (struct looked_at *)task;
-    for (int32_t largest = 0; start < stop && largest < 0x7f800000;) {
-        const int64_t end = stop - start < AHEAD ? stop : start + AHEAD;
-        for (; start < end; start++) {
-            int32_t bits;
-            memcpy(&bits, all->x + start, sizeof bits);
-            bits &= 0x7fffffff;
-            largest = bits > largest ? bits : largest;
-        }
-        if (largest >= 0x7f800000)
+    for (; start < stop; start += AHEAD)
+        if (!(largest_of(all->x + start, stop - start < AHEAD ? stop - start : AHEAD) < INFINITY)) {
             __atomic_store_n(&all->is_spoilt, 1, __ATOMIC_RELAXED);
-    }
+            return;
+        }
 }
 
 /* Return whether no element of x[0..n) is NaN or infinite. */

@@ -2,8 +2,6 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "threads.h"
 
@@ -240,7 +238,7 @@ static void write_candidates(const struct search *search, struct writing to)
  * elements are counted. Then write norms. Return 1, or 2 if NaN or infinity is among what is written. */
 int resireduce_largest_each(const struct largest *each, int64_t count)
 {
-    number greatest = 0;
+    int is_finite = 1;
     for (const struct largest *given = each; given < each + count; given++) {
         struct search search = {.given = given, .border = given->room ? sampled_border(given) : INFINITY,
                                 .lanes = given->threads < MOST_THREADS ? given->threads : MOST_THREADS,
@@ -259,12 +257,9 @@ int resireduce_largest_each(const struct largest *each, int64_t count)
         }
         if (given->norms) /* while it lies in a cache */
             resireduce_norms(given->x, given->n, given->threads, given->scratch, given->norms);
-        for (int64_t i = 0; i < given->k; i++) {
-            const number magnitude = ((number *)given->values)[i] & MAGNITUDE;
-            greatest = magnitude > greatest ? magnitude : greatest;
-        }
+        is_finite &= largest_of(given->values, given->k) < INFINITY;
     }
-    return greatest < 0x7f800000 ? 1 : 2;
+    return is_finite ? 1 : 2;
 }
 
 /* --- What was sent is added to its places --- */

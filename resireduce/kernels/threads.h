@@ -3,6 +3,7 @@
 #pragma once
 
 #include <stdint.h>
+#include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -14,6 +15,21 @@ typedef void part_of(const void *task, int64_t start, int64_t stop);
 /* Go through the elements 0..n in `threads` shares, each of elements that lie together and begin with a multiple of
  * `unit`: in torch's threads, this one among them; or in this one alone. */
 void resireduce_in_threads(part_of *run, const void *task, int64_t n, int64_t unit, int threads);
+
+/* Return the largest of `count` magnitudes; NaN is larger than infinity, as magnitudes are in the order of their bits. */
+INLINE float largest_of(const float *x, int64_t count)
+{
+    int32_t top = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    float magnitude;
+    memcpy(&magnitude, &top, sizeof magnitude);
+    return magnitude;
+}
 
 /* In norms.c: the L1 and the L2 norm of x[0..n). `room`: 256 bytes for each 2^16 elements, begun ones too. */
 void resireduce_norms(const float *x, int64_t n, int threads, void *room, float *norms);
