@@ -69,9 +69,8 @@ class TopK(Selecting, SparseCompressor):
             checked = []
         pairs = [one.addends_() for one in sums]
         names, rests = [one.name for one in sums], [dense for dense, _ in pairs]
-        buffer, payloads, spoilt, norms, status = self.take_from_sums_(
-            pairs, checked, any(one.residual.weighs for one in sums)
-        )
+        weighs = any(one.residual.weighs for one in sums)
+        buffer, payloads, spoilt, norms, status = self.take_from_sums_(pairs, checked, weighs)
         if spoilt is not None:
             finiteness.noted.append((names, spoilt))
         if status != 1:

@@ -137,9 +137,7 @@ class CompressorStates:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all states, by names that no residual has."""
-        return {
-            f"compressor.{name}.{key}": tensor for name, state in self.held.items() for key, tensor in state.items()
-        }
+        return {f"compressor.{name}.{key}": one for name, state in self.held.items() for key, one in state.items()}
 
 
 class NoMomentum:

@@ -106,12 +106,8 @@ class RowsResidual(Residual):
         stored.set_(self._cut(matrix, *kept, stored.room(left.dtype)), self.source(name, left, step))
 
     def tensors(self) -> dict[str, Tensor]:
-        numbers = {
-            f"{self.kind}.{name}.{what}": one
-            for name, kept in self._kept.items()
-            for what, one in zip(self.KEPT, kept, strict=True)
-        }
-        return super().tensors() | numbers
+        kept = [(name, *pair) for name, own in self._kept.items() for pair in zip(self.KEPT, own, strict=True)]
+        return super().tensors() | {f"{self.kind}.{name}.{what}": numbers for name, what, numbers in kept}
 
 
 class RowsColumnsResidual(RowsResidual):

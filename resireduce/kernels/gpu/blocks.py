@@ -91,11 +91,8 @@ def compress_blocks_(
             Levels are bytes or, of 4 bits, planes of bits as `pack_codes` makes them. What pads it is left as it is.
         block, bits: elements that share a scale, a power of two up to ELEMENTS, and the bits of a level, 8 or 4.
     """
-    message = payloads[0]
-    rows = [
-        row_of(one, more, *_places(one, payload, message, block))
-        for (one, more), payload in zip(sums, payloads, strict=True)
-    ]
+    message, pairs = payloads[0], zip(sums, payloads, strict=True)
+    rows = [row_of(one, more, *_places(one, payload, message, block)) for (one, more), payload in pairs]
     sizes = TINY, bits, block, ELEMENTS // block
     launch(_encode_blocks, *table_of(rows, ELEMENTS, message), sums[0][0], message, *sizes)
 
