@@ -57,9 +57,7 @@ class PowerSGD(Agreeing):
         It has a row for each column of what is sent, since products with rows are several times as fast on a CPU.
         """
         size, dtype = (self._width(shape), _sides(shape)[1]), torch.promote_types(like.dtype, torch.float32)
-        if like.is_meta:
-            return {"q": torch.empty(size, dtype=dtype, device=like.device)}
-        host = torch.device("cpu")  # so that it is the same on all devices
+        host = like.device if like.is_meta else torch.device("cpu")  # so that it is the same on all devices
         drawn = torch.randn(size, dtype=dtype, device=host, generator=generator(host, type(self).__name__, 0))
         return {"q": drawn.to(like.device)}
 

@@ -87,12 +87,12 @@ class Finiteness:
         if in_one_launch(there):
             from resireduce.kernels.gpu import bucket
 
-            self.noted.append((names, bucket.blank_spoilt_(there)))
-            return
-        spoilt = torch.stack([torch.linalg.vector_norm(one, torch.inf) for one in there]).isfinite().logical_not()
+            spoilt = bucket.blank_spoilt_(there)
+        else:
+            spoilt = torch.stack([torch.linalg.vector_norm(one, torch.inf) for one in there]).isfinite().logical_not()
+            for grad, is_spoilt in zip(there, spoilt, strict=True):
+                grad.masked_fill_(is_spoilt, 0.0)
         self.noted.append((names, spoilt))
-        for grad, is_spoilt in zip(there, spoilt, strict=True):
-            grad.masked_fill_(is_spoilt, 0.0)
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""

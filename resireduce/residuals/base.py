@@ -370,7 +370,7 @@ class NoResidual(Residual):
 
 class Residuals:
     """The residuals of one rank: `grouped` is that of the members of `grouping`'s groups, `specific` that of its
-    specific layers, and `other` that of all else."""
+    specific layers, and `other` that of all else. What is named as in `Residual` does the same for all of them."""
 
     def __init__(self, grouping: Grouping, grouped: Residual, specific: Residual, other: Residual):
         self._of = dict.fromkeys(grouping.grouped, grouped) | dict.fromkeys(grouping.specific, specific)
@@ -382,16 +382,13 @@ class Residuals:
         return self._of.get(name, self._other)
 
     def end_step(self, step: int) -> None:
-        """End step number `step` for all of them."""
         for one in self._all:
             one.end_step(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything stored."""
         return {name: tensor for one in self._all for name, tensor in one.tensors().items()}
 
     def nbytes(self) -> int:
-        """Return the bytes held between two steps."""
         return sum(one.nbytes() for one in self._all)
 
     def host_tensors(self) -> list[Tensor]:
@@ -400,5 +397,4 @@ class Residuals:
         return [tensor for held in stored if isinstance(held, Hosted) for tensor in held.tensors().values()]
 
     def meaning(self) -> dict[str, str]:
-        """Return what a state to load must have in common with these beside names and shapes."""
         return {name: text for one in self._all for name, text in one.meaning().items()}
