@@ -3,7 +3,7 @@ distributed deep learning with minimal communication", IJCNN 2019, which has Gol
 compressors share that send values and indices."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -66,15 +66,13 @@ def pack(values: Tensor, indices: Tensor, like: Tensor) -> Payload:
     return Payload.pack(torch.cat((header.view(torch.uint8), values.view(torch.uint8), codes)), like=like)
 
 
-def unpack(payload: Payload, dtype: torch.dtype) -> Payload:
-    """Return what `pack` has packed: two parts, values of this `dtype` and int64 indices."""
+def unpack(payload: Payload, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return what `pack` has packed: values of this `dtype`, and int64 indices."""
     # Without storage their number is unknown; decoded, they are few beside the tensor.
     header = 0 if payload.buffer.is_meta else int(payload.buffer[:HEADER].clone().view(torch.int64))
     count, width = header >> 8, header & 255
     stop = HEADER + count * dtype.itemsize
-    values = payload.buffer[HEADER:stop].clone().view(dtype)
-    unpacked = Payload.pack(values, decode(payload.buffer[stop:], width, count), like=payload.buffer)
-    return replace(unpacked, shape=payload.shape, dtype=payload.dtype)
+    return payload.buffer[HEADER:stop].clone().view(dtype), decode(payload.buffer[stop:], width, count)
 
 
 @dataclass(frozen=True)
@@ -115,15 +113,15 @@ class SparseCompressor(Compressor):
         kind = Payload if self.equal_sizes else Ragged
         return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
 
-    def _unpacked(self, payload: Payload) -> Payload:
-        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload
+    def _elements(self, payload: Payload) -> tuple[Tensor, ...]:
+        """Return the values and the indices that the payload holds."""
+        return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload.parts()
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        return self._unpacked(payload).parts()[1].long()
+        return self._elements(payload)[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        payload = self._unpacked(payload)
         if not add_sent_each_([(dense, [payload])], scale, zero=False):
-            values, indices = payload.parts()
+            values, indices = self._elements(payload)
             dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense

@@ -66,9 +66,8 @@ class Block8TwoPhase(Agreeing):
         return replace(payload, learnt={"owned": self.quantiser.error_(mean, sent)})
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        flat, size = dense.view(-1), self._size(dense.numel())
-        for start, part in zip(range(0, flat.numel(), size), payload.buffer.chunk(self.ranks), strict=False):
-            to = flat[start : start + size]
+        size = self._size(dense.numel())
+        for to, part in zip(dense.view(-1).split(size), payload.buffer.chunk(self.ranks), strict=False):
             whole = to if len(to) == size else to.new_zeros(size)  # the last one is shorter
             self.quantiser.add_(whole, self._payload(part, whole), scale)
             if whole is not to:
