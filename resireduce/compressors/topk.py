@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,17 +45,12 @@ class TopK(Selecting, SparseCompressor):
         return type(self) is TopK and not self.half and not self.coded and library_for(like) is not None
 
     @cached_property
-    def _ways(self) -> tuple[Callable[..., Any], Callable[..., None]]:
-        """How a bucket is sent, and what has come of it is combined: at once, if elements travel as they are."""
-        if self.half or self.coded:
-            return Compressor.send, Compressor.combine_each_
-        return type(self).send_at_once, type(self).combine_at_once_
+    def _way(self) -> Callable[..., Message | Round]:
+        """How a bucket is sent: at once, if elements travel as they are."""
+        return Compressor.send if self.half or self.coded else type(self).send_at_once
 
     def send(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message | Round:
-        return self._ways[0](self, sums, finiteness)
-
-    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        self._ways[1](self, targets, payloads, scale)
+        return self._way(self, sums, finiteness)
 
     def send_at_once(self, sums: "Sequence[Sum]", finiteness: "Finiteness") -> Message:
         """Return the message of a bucket, whose `sums` are all formed and compressed at once.
@@ -110,10 +105,9 @@ class TopK(Selecting, SparseCompressor):
         known = [*norms] if status and norms is not None else ()
         return buffer, payloads, None, known, status
 
-    def combine_at_once_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
-        """Do as `combine_each_`, by one call of compiled code or in few launches, where that takes these tensors."""
+    def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         if not add_sent_each_([*zip(targets, payloads, strict=True)], scale, zero=True):
-            Compressor.combine_each_(self, targets, payloads, scale)
+            super().combine_each_(targets, payloads, scale)
 
 
 @dataclass(frozen=True)
