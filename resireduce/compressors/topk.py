@@ -23,6 +23,7 @@ from resireduce.pieces import generator, one_of_each, share
 
 if TYPE_CHECKING:
     from resireduce.core.feedback import Finiteness, Sum
+    from resireduce.residuals.base import Residual
 
 
 def largest_without_zeros(flat: Tensor, k: int) -> Tensor:
@@ -64,8 +65,8 @@ class TopK(Selecting, SparseCompressor):
             checked = []
         pairs = [one.addends_() for one in sums]
         names, rests = [one.name for one in sums], [dense for dense, _ in pairs]
-        weighs = any(one.residual.weighs for one in sums)
-        buffer, payloads, spoilt, norms, status = self.take_from_sums_(pairs, checked, weighs)
+        residuals = [one.residual for one in sums]
+        buffer, payloads, spoilt, norms, status = self.take_from_sums_(pairs, checked, residuals)
         if spoilt is not None:
             finiteness.noted.append((names, spoilt))
         if status != 1:
@@ -75,7 +76,10 @@ class TopK(Selecting, SparseCompressor):
         return Message(names, self, payloads, buffer)
 
     def take_from_sums_(
-        self, pairs: Sequence[tuple[Tensor, Tensor | None]], checked: Sequence[Tensor], weighs: bool = False
+        self,
+        pairs: Sequence[tuple[Tensor, Tensor | None]],
+        checked: Sequence[Tensor],
+        residuals: "Sequence[Residual]" = (),
     ) -> tuple[Tensor, list[Payload], Tensor | None, Sequence[Tensor], int]:
         """Add the second of each of the `pairs` to the first, and take out the largest magnitudes.
 
@@ -84,8 +88,8 @@ class TopK(Selecting, SparseCompressor):
 
         Returns:
             the buffer that holds all payloads, 1-D; the payloads; on a GPU, 1 for each pair of which a tensor counts as
-            zeros, and 0 for each other; if it `weighs`, what `fold_` is told of the norms of the first tensors; and 1
-            if compiled code has found that all taken is finite, else 0 or 2.
+            zeros, and 0 for each other, and if one of the `residuals` weighs, what `fold_` is told of the norms of the
+            first tensors; and 1 if compiled code has found that all taken is finite, else 0 or 2.
         """
         dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]
@@ -95,15 +99,14 @@ class TopK(Selecting, SparseCompressor):
         if in_one_launch(dense):
             from resireduce.kernels.gpu import bucket
 
+            weighs = any(one.weighs for one in residuals)
             return buffer, payloads, *bucket.compress_topk_(pairs, ks, parts, checked, weighs), 0
-        norms = dense[0].new_empty(len(dense), 2) if weighs else None
-        if not (status := largest_each([*zip(dense, ks, added, parts, strict=True)], norms=norms)):
+        if not (status := largest_each([*zip(dense, ks, added, parts, strict=True)])):
             add_where_(dense, added)
             for one, payload in zip(dense, payloads, strict=True):
                 payload.buffer.copy_(self.compress(one, "", 0).buffer)
                 self.error_(one, payload)
-        known = [*norms] if status and norms is not None else ()
-        return buffer, payloads, None, known, status
+        return buffer, payloads, None, (), status
 
     def combine_each_(self, targets: Sequence[Tensor], payloads: Sequence[Sequence[Payload]], scale: float) -> None:
         if not add_sent_each_([*zip(targets, payloads, strict=True)], scale, zero=True):

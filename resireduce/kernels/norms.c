@@ -43,11 +43,10 @@ static void add_pieces(const void *task, int64_t start, int64_t stop)
     }
 }
 
-/* Write the L1 and the L2 norm of x[0..n) to `norms`, by way of the sums of each piece, the last of which may be shorter,
- * for which there is `room`: the same in any number of threads. */
-void resireduce_norms(const float *x, int64_t n, int threads, void *room, float *norms)
+/* Write the L1 and the L2 norm of x[0..n) to `norms`, by way of the `sums` of each piece, the last of which may be shorter:
+ * the same in any number of threads. */
+void resireduce_norms(const float *x, int64_t n, int threads, struct sums *sums, float *norms)
 {
-    struct sums *sums = room;
     *sums = (struct sums){0};
     const struct pieces task = {x, sums};
     resireduce_in_threads(add_pieces, &task, n, PIECE, threads);

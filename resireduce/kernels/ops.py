@@ -241,13 +241,11 @@ def by_keys(flat: Tensor, k: int, piece: int | None = None) -> Tensor:
 # those that reach the border are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
 
 
-MEMBERS = Struct("2P5q2i4P0P")
+MEMBERS = Struct("2P5q2i3P0P")
 """Layout of a structure of arguments for one tensor; several follow one another."""
 
 
-def largest_each(
-    tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], takes: bool = True, norms: Tensor | None = None
-) -> int:
+def largest_each(tensors: Sequence[tuple[Tensor, int, Tensor | None, Tensor]], takes: bool = True) -> int:
     """Pack the largest magnitudes of several tensors, and return 1, or 2 if NaN or infinity is among these.
 
     Return 0, and do nothing, for anything but contiguous float32 on a CPU, fewer than 2^31 each, or without a
@@ -258,23 +256,22 @@ def largest_each(
             place; and 1-D uint8 memory that receives float32 values and then int32 indices, both in the order of the
             indices. Magnitudes are in the order of their bits: NaN is larger than infinity.
         takes: whether the selected elements become zero.
-        norms: receives the L1 and the L2 norm of the elements afterwards, in float32 a row of two for each tensor.
     """
     compiled = library_or_plan(*(one for dense, _, added, _ in tensors for one in (dense, added) if one is not None))
     shapes = [(dense.numel(), k) for dense, k, *_ in tensors]
     alike = all(added is None or added.shape == dense.shape for dense, _, added, _ in tensors)
     if compiled is None or not alike or not all(0 < k <= n < 1 << 31 for n, k in shapes):
         return 0
-    nbytes = max(max(_scan(n, k)[-1], 0 if norms is None else SUMS * (n // PIECE + 1)) for n, k in shapes)
+    nbytes = max(_scan(*shape)[-1] for shape in shapes)
     scratch = tensors[0][0].new_empty(nbytes, dtype=torch.uint8)
     if scratch.is_meta:  # a plan, which counts memory
         return 1
     structures, room = [], scratch.data_ptr()
-    for number, ((dense, k, added, packed), shape) in enumerate(zip(tensors, shapes, strict=True)):
+    for (dense, k, added, packed), shape in zip(tensors, shapes, strict=True):
         pointers = dense.data_ptr(), 0 if added is None else added.data_ptr()
         numbers = *shape, *_scan(*shape)[:-1], threads(shape[0]), takes
-        to = packed.data_ptr(), packed.data_ptr() + BYTES // 2 * k, 0 if norms is None else norms[number].data_ptr()
-        structures.append(MEMBERS.pack(*pointers, *numbers, room, *to))
+        to = packed.data_ptr()
+        structures.append(MEMBERS.pack(*pointers, *numbers, room, to, to + BYTES // 2 * k))
     return int(compiled.resireduce_largest_each(b"".join(structures), len(tensors)))
 
 
@@ -349,8 +346,6 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[Payload]]], scale: floa
 
 LANES, PIECE = 16, 1 << 16
 """Number of partial sums side by side, to which the elements of a piece are added in turn, and elements of a piece."""
-SUMS = 2 * LANES * 8
-"""Bytes of a piece's sums of magnitudes and of squares, in float64."""
 
 
 def is_finite(x: Tensor) -> bool:
@@ -396,7 +391,8 @@ def _norms_in_c(x: Tensor) -> Tensor | None:
     compiled = library_or_plan(flat)
     if compiled is None:
         return None
-    room, norms = flat.new_empty(SUMS * (flat.numel() // PIECE + 1), dtype=torch.uint8), flat.new_empty(2)
+    pieces, norms = flat.numel() // PIECE + 1, flat.new_empty(2)
+    room = flat.new_empty(pieces, 2, LANES, dtype=torch.float64)  # for the sums of magnitudes and of squares
     if not flat.is_meta:
         sizes = flat.numel(), threads(flat.numel())
         compiled.resireduce_norms(flat.data_ptr(), *sizes, room.data_ptr(), norms.data_ptr())
@@ -434,8 +430,8 @@ def fold_(
     Args:
         sums: contiguous float32, and the sum of weights so far, 0-D; None: there is none, and this is memory for it,
             which may be that of its first error.
-        errors: those of each sum, at least one, and what compression has told of their norms, if anything: on a CPU
-            both, 1-D, and on a GPU what `sum_chunks` returns.
+        errors: those of each sum, at least one, and what compression has told of their norms: on a GPU what
+            `sum_chunks` returns, or None, and here None.
         into: where each sum is written, float32, and whether it is divided by the sum of weights first: zeros stay
             zeros, and do not become 0 / 0.
         phi: weight of the L1 norm.
@@ -447,7 +443,7 @@ def fold_(
     for (total, so_far), own, (to, is_average) in zip(sums, errors, into, strict=True):
         weights = total.new_empty(()) if so_far is None else so_far
         made.append(weights)
-        norms = [None if phi is None else _norms_in_c(error) if told is None else told for error, told in own]
+        norms = [None if phi is None else _norms_in_c(error) for error, _ in own]
         compiled = library_for(total)
         if compiled is not None:
             addresses = [0 if one is None else one.data_ptr() for one in (*(error for error, _ in own), *norms)]

@@ -77,7 +77,6 @@ struct largest {
     float *scratch; /* room for two numbers and a byte for each of `room` candidates, and for the sample */
     float *values;
     int32_t *indices;
-    float *norms; /* of x afterwards: L1 and L2; 0: they are not asked for */
 };
 
 struct search {
@@ -235,7 +234,7 @@ static void write_candidates(const struct search *search, struct writing to)
 /* For each of `count` tensors, add to x[0..n) what is to be added; then write values and indices of the k largest
  * magnitudes, from the first to the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th
  * element is a border; where fewer than k reach it, or more than there is room for, and where there is no sample, all
- * elements are counted. Then write norms. Return 1, or 2 if NaN or infinity is among what is written. */
+ * elements are counted. Return 1, or 2 if NaN or infinity is among what is written. */
 int resireduce_largest_each(const struct largest *each, int64_t count)
 {
     int is_finite = 1;
@@ -255,8 +254,6 @@ int resireduce_largest_each(const struct largest *each, int64_t count)
             for (int64_t i = 0; to.count < given->k; i++)
                 put(given, (int32_t)i, &to);
         }
-        if (given->norms) /* while it lies in a cache */
-            resireduce_norms(given->x, given->n, given->threads, given->scratch, given->norms);
         is_finite &= largest_of(given->values, given->k) < INFINITY;
     }
     return is_finite ? 1 : 2;

@@ -1,4 +1,4 @@
-/* What the files of this folder share: a loop over elements in several threads at once, torch's own; and norms. */
+/* What the files of this folder share: a loop over elements in several threads at once, torch's own. */
 
 #pragma once
 
@@ -30,6 +30,3 @@ INLINE float largest_of(const float *x, int64_t count)
     memcpy(&magnitude, &top, sizeof magnitude);
     return magnitude;
 }
-
-/* In norms.c: the L1 and the L2 norm of x[0..n). `room`: 256 bytes for each 2^16 elements, begun ones too. */
-void resireduce_norms(const float *x, int64_t n, int threads, void *room, float *norms);

@@ -8,7 +8,7 @@ import torch
 
 from resireduce.compressors.topk import TopK
 from resireduce.kernels import ops
-from resireduce.kernels.ops import BYTES, SWITCH, add_sent_each_, by_keys, l1_and_l2_norm, largest_each, library
+from resireduce.kernels.ops import BYTES, SWITCH, add_sent_each_, by_keys, largest_each, library
 from tests.compiled import needs_compiler, values
 
 pytestmark = needs_compiler
@@ -92,18 +92,6 @@ def test_a_payload_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatc
 
     for one, other in zip(made("1"), made("0"), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-
-
-@pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "uneven"])
-@pytest.mark.parametrize("n", [1, 17, 2500, 65_536, 300_001])
-def test_norms_are_those_of_what_is_left(n: int, kind: str) -> None:
-    others = [values(size, kind) for size in (n, 3000)]
-    left, norms = [one.clone() for one in others], torch.full((2, 2), -1.0)
-    packed = [torch.empty(8, dtype=torch.uint8) for _ in left]
-    assert largest_each([(one, 1, None, to) for one, to in zip(left, packed, strict=True)], norms=norms)
-    assert n == 1 or kind == "zero" or not torch.equal(left[0], others[0])
-    for one, found in zip(left, norms, strict=True):
-        assert same(found, torch.stack(l1_and_l2_norm(one)))
 
 
 def test_it_takes_memory_of_the_host_whatever_the_default_device() -> None:

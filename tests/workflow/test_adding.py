@@ -101,7 +101,7 @@ def test_what_is_listed_gets_a_row_in_the_tables(tree: Path) -> None:
 
 def test_a_compressor_of_ones_own_sends_what_it_selects() -> None:
     [code] = re.findall(r"^```python\n(from dataclasses.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    model = torch.nn.Linear(120, 120)
+    model = seeded(lambda: torch.nn.Linear(120, 120))
     names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     exec(code.replace("density=0.25)", 'density=0.25), backend="local"'), names)
     before = model.weight.detach().clone()
