@@ -479,10 +479,12 @@ def cross(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, adds: b
 
         one_pass.cross_(matrix, rows, columns, values, adds)
         return True
-    compiled, numbers = library_or_plan(matrix, values), (rows, columns)
-    suits = all(one.dtype == torch.int32 and one.is_contiguous() and one.device == matrix.device for one in numbers)
-    if compiled is None or not suits or values.shape != (len(rows), len(columns)) or matrix.is_meta:
-        return compiled is not None and matrix.is_meta
+    numbers = all(one.dtype == torch.int32 and one.is_contiguous() for one in (rows, columns))
+    compiled = library_or_plan(matrix, values)
+    if compiled is None or not numbers or values.shape != (len(rows), len(columns)):
+        return False
+    if matrix.is_meta:
+        return True
     at = rows.data_ptr(), len(rows), columns.data_ptr(), len(columns)
     count = threads(values.numel())
     return bool(compiled.resireduce_cross(matrix.data_ptr(), *matrix.shape, *at, values.data_ptr(), adds, count))

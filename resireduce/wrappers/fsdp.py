@@ -184,9 +184,9 @@ class ShardedCompressionHook(HookState):
         self.feedback.place = {**self.feedback.place, SHARD[0]: self._shards.rank, SHARD[1]: self._shards.world_size}
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._reduced: set[Unit] = set()
-        self._failed = False
+        self._failed, self._is_fresh = False, True
         self._task: int | None = None  # which run of autograd's engine the last unit was of
-        self._stream: torch.cuda.Stream | None = None  # on which units are reduced, once one on a GPU was
+        self._stream: torch.cuda.Stream | None = None  # on which units are reduced, if they are on a GPU
         for unit in self.units:
             unit.module.register_forward_pre_hook(partial(self._refuse_after_failure, unit))  # type: ignore[attr-defined]
             unit.module.set_all_reduce_hook(partial(self.reduce, unit))
@@ -194,7 +194,7 @@ class ShardedCompressionHook(HookState):
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0."""
         super().start_at(step)
-        self._stream = None
+        self._is_fresh = True
 
     @property
     def _is_within_step(self) -> bool:
@@ -262,10 +262,11 @@ class ShardedCompressionHook(HookState):
             self.feedback.end_step(self.steps)  # of the residuals, so that they may be used again
             self._reduced.clear()
         if flat.is_cuda:  # memory of other streams must not be given to others while this one uses it
-            is_first, self._stream = self._stream is None, torch.cuda.current_stream(flat.device)
-            for tensor in (flat, *(self.feedback.state_dict(0).values() if is_first else ())):
+            self._stream = torch.cuda.current_stream(flat.device)
+            for tensor in (flat, *(self.feedback.state_dict(0).values() if self._is_fresh else ())):
                 if tensor.is_cuda:
                     tensor.record_stream(self._stream)
+            self._is_fresh = False
 
     def _end_pass(self, is_last: bool) -> None:
         """End the step of this pass, unless more units may come, in callbacks after this one or in a pass around it."""
