@@ -214,21 +214,21 @@ class AddingUp:
             raise UsageError(WAS_DROPPED.format(name=slot.name))
 
 
-class Prefetch:
-    """Has the residual of the next gradient of the `queue` copied from the host's memory when a gradient has come."""
+class Prefetching(Exchange):
+    """Has the residual of the next gradient copied from the host's memory when a gradient has come."""
 
-    def __init__(self, queue: LaunchQueue):
-        self._queue, self._buckets = queue, list[Bucket]()
+    _buckets: list[Bucket] | None = None
 
-    def __call__(self, slot: Slot) -> None:
-        """Start copying that which is needed after that of `slot`."""
-        if self._buckets is not self._queue.buckets:  # at the start, and when the order has been learnt
-            self._buckets, keeps = self._queue.buckets, self._queue.feedback.keeps_residual
+    def gradient(self, slot: Slot) -> None:
+        """Start copying what is needed after the residual of `slot`, and take its gradient."""
+        if self._buckets is not self.queue.buckets:  # at the start, and when the order has been learnt
+            self._buckets, keeps = self.queue.buckets, self.feedback.keeps_residual
             slots = [one for bucket in self._buckets for one in bucket.slots if keeps(one.name)]
             self._next = dict(pairwise(slots))
         if slot in self._next:
             name = self._next[slot].name
-            self._queue.feedback.residual.of(name).prefetch(name)
+            self.feedback.residual.of(name).prefetch(name)
+        super().gradient(slot)
 
 
 # --- Gradients that need not be looked at on a CPU, since what is taken of their sums tells ---
@@ -290,17 +290,6 @@ class Varying(LaunchQueue):
             self._is_compared = True
         if self._is_compared:
             super().launch(step, complete)
-
-
-def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:
-    """Raise UsageError, on all ranks, if momentum is corrected and some of `world_size` ranks had no gradient of one of
-    `slots`: their velocity would neither be sent nor decay. `presence`: how many ranks had one, of each."""
-    some = next((slot for slot in slots if 0 < presence[slot.index] < world_size), None)
-    if some is not None:
-        raise UsageError(
-            f"{some.name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
-            "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
-        )
 
 
 # --- Updates that wait for all averages, as with a limit on their norm, and a loss that is scaled ---
@@ -413,15 +402,11 @@ def build_exchange(
         feedback.finiteness = SeenInSums(seen)
     kind = Varying if feedback.varies and world.world_size > 1 else LaunchQueue
     queue = kind(under_way(feedback, slots), slots, world, route, lifetime, settings.merge)
-    if feedback.compressor.momentum is not None:
-        queue.checks.append(refuse_partly_absent)
     if world.world_size > 1 and not settings.in_backward:  # which updates some before the others are sent
         queue.comparisons.append(Drift(slot.parameter for slot in slots))
     measures = settings.max_grad_norm is not None or (settings.streamed and scaling.skips)
     updater = (MeasuringUpdater if measures else Updater)(optimizer, queue)
     updater.largest = settings.max_grad_norm
     is_alone = isinstance(world, LocalCommunicator)  # and may be forked
-    exchange = Exchange(queue, updater, bool if is_alone else partial(refuse_fork, os.getpid()))
-    if settings.residual_device is not None:
-        exchange.on_gradient.append(Prefetch(queue))
-    return exchange
+    exchange = Exchange if settings.residual_device is None else Prefetching
+    return exchange(queue, updater, bool if is_alone else partial(refuse_fork, os.getpid()))

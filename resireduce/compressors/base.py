@@ -12,7 +12,7 @@ from torch import Tensor
 
 from resireduce import private
 from resireduce.core.messages import Dense, Found, Message, Payload, Round, Rounds, Sized, Summed, joined
-from resireduce.errors import check, check_count, check_share, is_number
+from resireduce.errors import UsageError, check, check_count, check_share, is_number
 
 if TYPE_CHECKING:
     from resireduce.core.feedback import Finiteness, Sum
@@ -60,6 +60,16 @@ class MomentumCorrection:
         indices = compressor.sent_indices(payload) if self.settings.masking else None
         if indices is not None:
             self._velocities[name].view(-1).index_fill_(0, indices, 0.0)
+
+    def check_present(self, presence: Sequence[int], world_size: int) -> None:
+        """Raise UsageError, on all ranks, if some of `world_size` ranks had no gradient of a tensor that others had:
+        their velocity would neither be sent nor decay. `presence` begins with how many had one, of each registered."""
+        for name, count in zip(self._velocities, presence, strict=False):  # more numbers may follow
+            if 0 < count < world_size:
+                raise UsageError(
+                    f"{name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
+                    "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
+                )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the velocities, by names that no residual has."""

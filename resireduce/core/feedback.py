@@ -153,6 +153,9 @@ class NoMomentum:
     def mask_(self, name: str, compressor: Compressor, payload: Payload) -> None:
         """Do nothing."""
 
+    def check_present(self, presence: Sequence[int], world_size: int) -> None:
+        """Do nothing: a rank without a gradient of a tensor sends zeros."""
+
     def tensors(self) -> dict[str, Tensor]:
         """Return nothing."""
         return {}

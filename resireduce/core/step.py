@@ -36,8 +36,6 @@ class Exchange:
     def __init__(self, queue: "LaunchQueue", updater: Updater, refuse_fork: Callable[[], object]):
         self.slots, self.feedback, self.queue, self.updater = queue.slots, queue.feedback, queue, updater
         self.lifetime, self.scaling, self._refuse_fork = queue.lifetime, queue.scaling, refuse_fork
-        self.on_gradient: list[Callable[[Slot], object]] = []
-        """What is told of each gradient that autograd has finished, before it is taken."""
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
         self.steps = 0
@@ -75,8 +73,6 @@ class Exchange:
     def gradient(self, slot: Slot) -> None:
         """Take `slot`'s gradient, which autograd has finished."""
         slot.note_made()
-        for tell in self.on_gradient:
-            tell(slot)
         self.take(slot)
         self.lifetime.use_early(slot, self.updater)
 
@@ -292,8 +288,6 @@ class LaunchQueue:
     ):
         self.under_way, self.slots, self.feedback, self.world = under_way, slots, route.feedback, world
         self.route, self.lifetime, self.scaling = route, lifetime, lifetime.scaling
-        self.checks: list[Callable[[Sequence[Slot], Sequence[int], int], None]] = []
-        """Called with how many of all ranks have a gradient of each slot, if all are finite; may raise."""
         self.comparisons: list[Drift] = []
         """What ranks compare in their first steps."""
         self.unused: list[Slot] = []
@@ -384,9 +378,8 @@ class LaunchQueue:
         presence = self.sums([*here, *compared], step)
         ranks, self.flagged = self.world.world_size, bool(presence[len(self.slots)])
         self.comparisons = [one for one in self.comparisons if one.compare(presence[len(here) :], ranks, self.flagged)]
-        for check in self.checks:
-            if not self.flagged:  # one that is not finite is present nowhere
-                check(self.slots, presence, ranks)
+        if not self.flagged:  # one that is not finite is present nowhere
+            self.feedback.velocities.check_present(presence, ranks)
         absent = [slot for bucket in self.buckets for slot in bucket.slots if not slot.is_taken]
         found = [slot for slot in absent if presence[slot.index]]
         self.unused = [slot for slot in absent if not presence[slot.index]]

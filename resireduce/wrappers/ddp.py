@@ -18,7 +18,6 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.core.bucket import Slot
 from resireduce.errors import ConfigError, UsageError
-from resireduce.forms import refuse_partly_absent
 from resireduce.grouping import Grouping
 from resireduce.scheme import Scheme
 from resireduce.wrappers.hooks import HookState
@@ -161,8 +160,7 @@ class CompressionHook(HookState):
         ranks = self.feedback.communicator
         here = torch.tensor([int(slot.parameter in self._present) for slot in self.slots], device=ranks.control_device)
         present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
-        if self.feedback.compressor.momentum is not None:
-            refuse_partly_absent(self.slots, present, ranks.world_size)
+        self.feedback.velocities.check_present(present, ranks.world_size)
         for slot in learning:
             if not present[slot.index]:
                 self.feedback.states.changed.pop(slot.name, None)
