@@ -1,7 +1,10 @@
 """Error feedback (paper, section 2.2): compensate, compress, keep the rest, send, average.
 
 `Compressor.send` is given the sums of a bucket, calls back `keep_` or `keep_rests_`, and returns the message: for each
-tensor in turn, or as top-k and others do, for all at once."""
+tensor in turn, or as top-k and others do, for all at once.
+
+With full residuals of the gradient's dtype, one memory does for all: the gradient is added to the residual, top-k takes
+the largest magnitudes out of that sum and leaves zeros there, and so the rest is the residual."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy

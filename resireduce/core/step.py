@@ -135,6 +135,15 @@ class Exchange:
 
 
 # --- What a plain step does where an option would do something else: `resireduce.forms` has the other forms ---
+#
+# attribute   plain step    chosen instead when the optimizer is built
+# scaling     Unscaled      Scaling: grad_scaler
+# lifetime    Streamed      Kept: gradients="kept"; Early: update="in_backward"
+# route       Flat          ByNodes: hierarchy="node"
+# under_way   UnderWay      InRounds: compressors whose ranks make payloads in rounds
+# queue       LaunchQueue   Varying: densities that change, a warm-up
+# updater     Updater       MeasuringUpdater: max_grad_norm
+# exchange    Exchange      Prefetching: residual_device
 
 
 class Unscaled:
