@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from resireduce.compressors.base import Agreeing, Compressor
 from resireduce.core.bucket import overlaps
-from resireduce.core.update import can_be_sliced
+from resireduce.core.update import has_hooks, separable
 from resireduce.errors import ConfigError, check, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.scheme import GRADIENTS, HIERARCHIES, MERGES, TIMED_MERGES, UPDATES
@@ -73,7 +73,7 @@ def check_update(
                 f"update: 'in_backward' is not allowed with {field}={given!r}, only with {allowed!r}: "
                 "parameters change before all gradients are known; give update='in_step'"
             )
-    if not can_be_sliced(optimizer):
+    if has_hooks(optimizer) or not separable(optimizer)():
         raise ConfigError(
             f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
             "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "

@@ -17,7 +17,7 @@ from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, sep
 from resireduce.core.feedback import ErrorFeedback, Finiteness, Sum
 from resireduce.core.messages import Message, Payload, Round, Summed
 from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, UnderWay, Unscaled
-from resireduce.core.update import Updater, can_be_sliced, is_separable
+from resireduce.core.update import Updater, separable
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.guard import WAS_DROPPED
 from resireduce.kernels.ops import is_finite
@@ -126,7 +126,7 @@ class Early(Streamed):
     def pending(self, exchange: Exchange) -> list[Slot]:
         """Return the slots with a gradient, as ever. UsageError if what runs before a step has missed updates."""
         self._bytes = 0
-        if not can_be_sliced(exchange.updater.optimizer):
+        if not exchange.updater.can_be_sliced():
             raise UsageError(
                 "a hook before the step was registered, or another step was put into the optimizer, which would not "
                 "see what has been used: do that before resireduce.distribute(...), with update='in_step'"
@@ -384,7 +384,7 @@ def build_exchange(
     for slot in slots:
         layers[slot.name.rpartition(".")[0]] += slot.nbytes
     nbytes, largest, world = layers.total(), max(layers.values()), levels.world
-    if settings.streamed and not is_separable(optimizer):
+    if settings.streamed and not separable(optimizer)():
         name = type(optimizer).__name__
         warn(
             f"{name} is not known to update each parameter by itself, so all averages, {nbytes / 2**20:,.1f} MiB, are "

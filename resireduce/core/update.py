@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,18 +26,24 @@ SEPARABLE = {
 called for a few parameters at a time. A class that is not listed says so by an attribute `step_is_separable = True`."""
 
 
-def is_separable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer` is one of SEPARABLE by its own name, or says so itself, and nobody else has put a function in
-    the place of its `step` or around it; functools.wraps gives such a one the name and module of another."""
+def separable(optimizer: torch.optim.Optimizer) -> Callable[[], bool]:
+    """Return what says, when it is called, whether `optimizer` updates each parameter by itself, and nobody else has
+    put a function in the place of its `step` or around it. It says no unless the optimizer is one of SEPARABLE by its
+    own name, or says so itself."""
     kind = type(optimizer)
     package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), "torch")
     says_so = vars(kind).get("step_is_separable")
-    if not (kind.__qualname__ in SEPARABLE.get(package, "").split() if says_so is None else says_so):
-        return False
     dtypes = {one.dtype for group in optimizer.param_groups for one in group["params"]}
-    if isinstance(optimizer, torch.optim.Adafactor) and len(dtypes) > 1:
-        return False  # its default eps is that of the first dtype for all
-    step, last = vars(optimizer).get("step", kind.step), kind.step if says_so else None
+    mixes = isinstance(optimizer, torch.optim.Adafactor) and len(dtypes) > 1  # its default eps is of the first dtype
+    if mixes or not (kind.__qualname__ in SEPARABLE.get(package, "").split() if says_so is None else says_so):
+        return bool
+    return partial(_is_untouched, optimizer, package, kind.step if says_so else None)
+
+
+def _is_untouched(optimizer: torch.optim.Optimizer, package: str, last: object) -> bool:
+    """Whether only torch or `package` has put functions around the `step` of `optimizer`, down to the function `last`;
+    functools.wraps gives such a one the name and module of another."""
+    step = vars(optimizer).get("step", type(optimizer).step)
     while step is not last:  # as torch's schedulers count steps, and its hooks are called, around it
         module = getattr(step, "__globals__", {}).get("__name__")
         if not f"{module}.".startswith(("torch.", f"{package}.")):
@@ -45,11 +52,10 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     return True
 
 
-def can_be_sliced(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `optimizer.step()` may be called for a few parameters at a time: a hook before it might need all."""
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether somebody has registered a hook before steps of `optimizer`, which might need all averages at once."""
     hooks = optimizer._optimizer_step_pre_hooks.values()
-    has_hooks = private.global_step_hooks or any(not isinstance(hook, StepGuard) for hook in hooks)
-    return not has_hooks and is_separable(optimizer)
+    return bool(private.global_step_hooks) or any(not isinstance(hook, StepGuard) for hook in hooks)
 
 
 class Updater:
@@ -68,6 +74,7 @@ class Updater:
         self.optimizer, self.queue, self.lifetime = optimizer, queue, queue.lifetime
         self._known = {id(slot.parameter) for slot in queue.slots}
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
+        self._is_separable = separable(optimizer)
 
     def check_parameters(self) -> None:
         """Raise UsageError if the wrapped optimizer lacks a parameter now, or has a gradient that nobody averages."""
@@ -79,6 +86,10 @@ class Updater:
                 "resireduce.distribute(...), and nobody averages their gradients: do that before, or close() it and "
                 "distribute anew"
             )
+
+    def can_be_sliced(self) -> bool:
+        """Whether the wrapped optimizer may be called for a few parameters at a time."""
+        return not has_hooks(self.optimizer) and self._is_separable()
 
     def note(self, slots: Sequence[Slot]) -> None:
         """Note the averages of `slots`, which have come, and let messages go that `settle` does not need."""
@@ -92,7 +103,7 @@ class Updater:
 
         If a gradient of any rank was not finite, parameters that have not been updated by then stay so on all ranks.
         """
-        self.room = self.lifetime.chunk_bytes if can_be_sliced(self.optimizer) else math.inf
+        self.room = self.lifetime.chunk_bytes if self.can_be_sliced() else math.inf
         while self.queue.under_way:
             self.make_room(self.queue.under_way[0].slots)
             self.note(self.queue.receive())
