@@ -37,13 +37,15 @@ def separable(optimizer: torch.optim.Optimizer) -> Callable[[], bool]:
     mixes = isinstance(optimizer, torch.optim.Adafactor) and len(dtypes) > 1  # its default eps is of the first dtype
     if mixes or not (kind.__qualname__ in SEPARABLE.get(package, "").split() if says_so is None else says_so):
         return bool
-    return partial(_is_untouched, optimizer, package, kind.step if says_so else None)
+    return partial(_is_untouched, optimizer, kind, package, kind if says_so else None)
 
 
-def _is_untouched(optimizer: torch.optim.Optimizer, package: str, last: object) -> bool:
-    """Whether only torch or `package` has put functions around the `step` of `optimizer`, down to the function `last`;
-    functools.wraps gives such a one the name and module of another."""
-    step = vars(optimizer).get("step", type(optimizer).step)
+def _is_untouched(optimizer: torch.optim.Optimizer, kind: type, package: str, trusted: type | None) -> bool:
+    """Whether `optimizer` is still of this `kind`, and only torch or `package` has put functions around its `step`, as
+    far as that of the class `trusted`, if any; functools.wraps gives such a one the name and module of another."""
+    if type(optimizer) is not kind:
+        return False
+    step, last = vars(optimizer).get("step", type(optimizer).step), getattr(trusted, "step", None)
     while step is not last:  # as torch's schedulers count steps, and its hooks are called, around it
         module = getattr(step, "__globals__", {}).get("__name__")
         if not f"{module}.".startswith(("torch.", f"{package}.")):
