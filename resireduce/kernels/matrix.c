@@ -105,14 +105,6 @@ static void cross(const void *task, int64_t start, int64_t stop)
     }
 }
 
-static int ascend(const int32_t *numbers, int64_t count, int64_t below)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (numbers[i] < (i ? numbers[i - 1] + 1 : 0) || numbers[i] >= below)
-            return 0;
-    return 1;
-}
-
 /* Where `n` rows cross `count` columns of matrix (height x width, contiguous), add `values` to it, or copy it to them.
  * Return 1; 0, and nothing is done, if these numbers do not ascend or are none of the matrix. */
 int resireduce_cross(float *matrix, int64_t height, int64_t width, const int32_t *rows, int64_t n,

@@ -314,7 +314,7 @@ def add_sent_each_(sent: Sequence[tuple[Tensor, Sequence[Payload]]], scale: floa
     """Add `scale` x what all ranks sent of several tensors to its places in them; return whether that was done.
 
     False, and nothing is done, for what is not contiguous float32 with int32 indices, where there is neither compiled
-    code for the CPU nor Triton for the GPU, or if on a CPU an index is none of its tensor.
+    code for the CPU nor Triton for the GPU, or if on a CPU indices do not ascend, or one is none of its tensor.
 
     Args:
         sent: each tensor, and what each rank sent of it, in one form: values and their indices.

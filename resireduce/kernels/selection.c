@@ -272,11 +272,6 @@ struct sent {
     int zeroes, threads; /* whether x is set to zeros before */
 };
 
-struct adding {
-    const struct sent *given;
-    int64_t size; /* elements that are gone through at a time: all, if indices do not ascend */
-};
-
 /* Return how many of the indices, which ascend, are below this one. */
 static int64_t below(const struct sent *given, int64_t index)
 {
@@ -294,10 +289,9 @@ static int64_t below(const struct sent *given, int64_t index)
 /* Go through elements of x, some at a time, so that those that are set to zeros lie in a cache when others are added. */
 static void add_to_some(const void *task, int64_t start, int64_t stop)
 {
-    const struct sent *given = ((const struct adding *)task)->given;
-    const int64_t size = ((const struct adding *)task)->size;
-    for (int64_t i = start ? below(given, start) : 0; start < stop; start += size) {
-        const int64_t end = stop - start < size ? stop : start + size;
+    const struct sent *given = task;
+    for (int64_t i = below(given, start); start < stop; start += GROUP) {
+        const int64_t end = stop - start < GROUP ? stop : start + GROUP;
         if (given->zeroes)
             memset(given->x + start, 0, (end - start) * sizeof *given->x);
         for (; i < given->count && given->indices[i] < end; i++)
@@ -306,19 +300,13 @@ static void add_to_some(const void *task, int64_t start, int64_t stop)
 }
 
 /* For each of `count` such structures, add `scale` x each value to its place in x[0..n). Return 1; 0, and nothing is done,
- * if an index is none of its x. */
+ * if indices do not ascend, or one is none of its x. */
 int resireduce_add_sent_each(const struct sent *each, int64_t count)
 {
     for (const struct sent *given = each; given < each + count; given++)
-        for (int64_t i = 0; i < given->count; i++)
-            if (given->indices[i] < 0 || given->indices[i] >= given->n)
-                return 0;
-    for (const struct sent *given = each; given < each + count; given++) {
-        int ascend = 1;
-        for (int64_t i = 1; i < given->count; i++)
-            ascend &= given->indices[i - 1] <= given->indices[i];
-        const struct adding task = {given, ascend ? GROUP : given->n};
-        resireduce_in_threads(add_to_some, &task, given->n, CHUNK, ascend ? given->threads : 1);
-    }
+        if (!ascend(given->indices, given->count, given->n))
+            return 0;
+    for (const struct sent *given = each; given < each + count; given++)
+        resireduce_in_threads(add_to_some, given, given->n, CHUNK, given->threads);
     return 1;
 }

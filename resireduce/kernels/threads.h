@@ -1,4 +1,4 @@
-/* What the files of this folder share: a loop over elements in several threads at once, torch's own. */
+/* What the files of this folder share: a loop over elements in several threads at once, torch's own, and looks at numbers. */
 
 #pragma once
 
@@ -29,4 +29,13 @@ INLINE float largest_of(const float *x, int64_t count)
     float magnitude;
     memcpy(&magnitude, &top, sizeof magnitude);
     return magnitude;
+}
+
+/* Return whether `count` numbers ascend, and are 0 or more and below the limit. */
+INLINE int ascend(const int32_t *numbers, int64_t count, int64_t limit)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (numbers[i] < (i ? numbers[i - 1] + 1 : 0) || numbers[i] >= limit)
+            return 0;
+    return 1;
 }
