@@ -83,13 +83,12 @@ class TopK(Selecting, SparseCompressor):
     ) -> tuple[Tensor, list[Payload], Tensor | None, Sequence[Tensor], int]:
         """Add the second of each of the `pairs` to the first, and take out the largest magnitudes.
 
-        For float32 on a CPU one call of compiled code does all, and reads each element once. On a GPU the number of
-        launches does not depend on how many there are; NaN and infinity in what is `checked` count as zeros there.
+        For float32 on a CPU one call of compiled code does all, and reads each element once. On a GPU some launches do,
+        and what is `checked` counts as zeros if it holds NaN or infinity.
 
         Returns:
-            the buffer that holds all payloads, 1-D; the payloads; on a GPU, 1 for each pair of which a tensor counts as
-            zeros, and 0 for each other, and if one of the `residuals` weighs, what `fold_` is told of the norms of the
-            first tensors; and 1 if compiled code has found that all taken is finite, else 0 or 2.
+            the buffer that holds all payloads, 1-D; the payloads; on a GPU, what `compress_topk_` returns, which weighs
+            if one of the `residuals` does; and 1 if compiled code has found that all taken is finite, else 0 or 2.
         """
         dense, added = map(list, zip(*pairs, strict=True))
         ks = [share(self.density, one.numel()) for one in dense]

@@ -1,8 +1,7 @@
 """Operations on tensors that compiled code does on a CPU, and Triton's kernels on a GPU, with the same results in plain
 torch beside them: the largest magnitudes, adding what was sent, norms and sums weighted by them, parts of matrices.
 
-Which compiled code takes a tensor is decided here too: C, compiled when it is first needed, or Triton. Where there is
-neither, plain torch does it.
+Which compiled code takes a tensor is decided here too: C, compiled when it is first needed, or Triton; or neither.
 """
 
 import ctypes

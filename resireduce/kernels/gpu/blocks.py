@@ -16,10 +16,8 @@ BYTE, WIDTH = 8, 4
 
 @jit
 def _encode_blocks(table, like, codes, TINY: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Form sums, write their scales and levels, and leave in their places what rounding takes away.
-
-    like: a pointer to the tensors' dtype. codes: where the message begins.
-    """
+    """Form sums, write their scales and levels to the message, which begins at `codes`, and leave in their places what
+    rounding takes away."""
     MOST: tl.constexpr = 127 if BITS == 8 else 7
     _, row, first, _, n = _chunk_of(table, BLOCK * ROWS)
     dense, added, scales = tl.load(row).to(like.dtype), tl.load(row + 1), codes.to(tl.pointer_type(tl.float32))

@@ -4,7 +4,8 @@ A launch goes over the elements of all tensors, a chunk of one tensor in each pr
 their bits. Those of the k-th largest are found eight at a time, from the highest, by counting how many elements have
 each value of these eight bits, among those that agree in the higher ones. Then each chunk counts its elements above the
 k-th largest and those equal to it, which gives the places where it writes those that are selected. What is left of
-tensors that share a residual is folded into it in one more launch.
+tensors that share a residual is folded into it in one more launch. A kernel is told by `like`, a pointer, of which
+dtype the tensors in its table are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,6 @@ SENT_TILE = 4096
 Row = tuple[int, int, int, int, int, int, int]
 """What a table has for each tensor: see `row_of`."""
 INDEX_BYTES = 4
-"""Bytes of an index."""
 
 
 @jit
@@ -56,10 +56,7 @@ def _threshold(counts, wanted, ROWS: tl.constexpr):  # type: ignore[no-untyped-d
 
 @jit
 def _look_for_non_finite(table, like, spoilt, counts, ROWS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write 1 to `spoilt` for each tensor whose gradient holds NaN or infinity, and zeros to its `ROWS` of `counts`.
-
-    like: a pointer to the gradients' dtype.
-    """
+    """Write 1 to `spoilt` for each tensor whose gradient holds NaN or infinity, and zeros to its `ROWS` of `counts`."""
     own, row, first, end, n = _chunk_of(table, 2 * TILE)
     gradient = tl.load(row + 6)
     if first == 0:
@@ -78,7 +75,7 @@ def _look_for_non_finite(table, like, spoilt, counts, ROWS: tl.constexpr, TILE: 
 
 @jit
 def _blank_spoilt(table, like, spoilt, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write zeros to the gradients that are `spoilt`. like: a pointer to their dtype."""
+    """Write zeros to the gradients that are `spoilt`."""
     own, row, first, end, n = _chunk_of(table, 2 * TILE)
     if tl.load(spoilt + own) != 0:
         gradient = tl.load(row + 6).to(like.dtype)
@@ -91,11 +88,8 @@ def _blank_spoilt(table, like, spoilt, TILE: tl.constexpr):  # type: ignore[no-u
 @jit
 def _histogram(table, like, bits, spoilt, answers, counts, ROW: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add to row `ROW` of each tensor's `counts` how often the next bits have each value, where the higher bits are
-    those of the k-th largest. The first time, sums are formed before.
-
-    like, bits: pointers to the tensors' dtype, and to integers as wide. A gradient that is `spoilt` counts as zeros,
-    and `answers` receives a copy of that.
-    """
+    those of the k-th largest. The first time, sums are formed before: a gradient that is `spoilt` counts as zeros, and
+    `answers` receives a copy of that. bits: a pointer to integers as wide as the elements."""
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first, end, n = _chunk_of(table, 2 * TILE)
     residual, gradient = tl.load(row), tl.load(row + 1)
@@ -131,10 +125,8 @@ def _histogram(table, like, bits, spoilt, answers, counts, ROW: tl.constexpr, BI
 @jit
 def _count_selected(table, bits, counts, until, arrived, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Count the elements of each chunk that are above the k-th largest and, after these numbers, those that equal it;
-    the last program to come makes running sums of all these numbers, `until` each.
-
-    arrived: a counter of the programs that have come, 0 before and after.
-    """
+    the last program to come makes running sums of all these numbers, `until` each. arrived: a counter of the programs
+    that have come, 0 before and after."""
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first, end, n = _chunk_of(table, 2 * TILE)
     residual, chunks = tl.load(row), tl.num_programs(0)
@@ -167,8 +159,7 @@ def _write_selected(  # type: ignore[no-untyped-def]
     """Write the indices of those above the k-th largest, and of those equal to it the last.
 
     until: what `_count_selected` has written. spoilt: becomes 0. TAKE: write their values to `bits`, and leave zeros in
-    their places. norms: receives, of what is left, what `_sum_chunks` writes, unless it is None. like: as in
-    `_histogram`.
+    their places. norms: receives, of what is left, what `_sum_chunks` writes, unless it is None.
     """
     ROWS: tl.constexpr = (BITS + 1) // 8
     own, row, first, end, n = _chunk_of(table, 2 * TILE)
@@ -215,10 +206,7 @@ def _write_selected(  # type: ignore[no-untyped-def]
 
 @jit
 def _sum_chunks(table, like, norms, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the sum of the magnitudes of each chunk, and that of their squares, to `norms`: float64, side by side.
-
-    like: a pointer to the tensors' dtype.
-    """
+    """Write the sum of the magnitudes of each chunk, and that of their squares, to `norms`: float64, side by side."""
     _, row, first, end, n = _chunk_of(table, 2 * TILE)
     values = tl.load(row).to(like.dtype)
     magnitudes, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
@@ -255,8 +243,8 @@ def _fold(table, like, weights, phi, rest, TINY: tl.constexpr, TILE: tl.constexp
     table: for each group the addresses of its sum so far, in float32, and of the sum of its weights (0: there are none
     yet), its elements, how many errors are folded in, where they are listed, counted from the first row, where the
     result is written, and whether that is the average. After the groups follow, for each error, its address, that of
-    its chunks' sums (see `_sum_chunks`), and how many chunks it has. like, weights: a pointer to the errors' dtype, and
-    to where the new sums of weights are written. phi: None if all weights are 1.
+    its chunks' sums (see `_sum_chunks`), and how many chunks it has. weights: where the new sums of weights are
+    written. phi: None if all weights are 1.
     """
     own, row, begin, end, n = _chunk_of(table, 2 * TILE)
     total, so_far, left, is_average = tl.load(row), tl.load(row + 1), tl.load(row + 3), tl.load(row + 6)
@@ -362,8 +350,8 @@ def compress_topk_(
         weighs: whether to return what `sum_chunks` returns of what is left in all the first ones, too.
 
     Returns:
-        1 for each sum of which a tensor counts as zeros, and 0 for each other: int32, on their device. The host does
-        not wait for it. And these sums of chunks, if any.
+        1 for each sum of which a tensor counts as zeros, and 0 for each other: int32, on their device, for which the
+        host does not wait; and these sums of chunks, if any.
 
     Extra memory: 4 KiB for each tensor of 32 bits and 2 of 16, and 16 bytes for each 8,192 elements.
     """
@@ -377,12 +365,9 @@ def compress_topk_(
 
 
 def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
-    """Fill with zeros those of `gradients` that hold NaN or infinity.
+    """Fill with zeros those of `gradients` that hold NaN or infinity; return 1 for these, and 0 for each other: int64.
 
-    They are contiguous, of float32, float16 or bfloat16, on one device, and not empty.
-
-    Returns:
-        1 for each of these, and 0 for each other: int64, on their device. The host does not wait for it.
+    They are contiguous, of float32, float16 or bfloat16, on one device, and not empty. The host does not wait for it.
     """
     first, number = gradients[0], len(gradients)
     rows = tuple(row_of(one, last=one.data_ptr()) for one in gradients)
