@@ -342,9 +342,6 @@ class NoCompression(Compressor):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         return dense.add_(payload.buffer.view(payload.shape), alpha=scale)
 
-    def _sent(self, one: "Sum") -> Payload:
-        return self.compress(one.velocity_(), one.name, one.step)
-
     def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
         """Return the message of gradients, `payloads`, whose sums are averages, since they are divided before."""
         return Dense.of(names, self, payloads)
