@@ -100,10 +100,7 @@ class Exchange:
     # --- the step ---
 
     def take_step(self) -> bool:
-        """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
-
-        Raises NonFiniteGradient on all ranks if a gradient on any of them is not finite and there is no GradScaler.
-        """
+        """Send what has not been sent, receive, and update. False: the step was skipped for overflow."""
         step, queue = self.steps, self.queue
         self.failed = True  # until the end, so that it stays if anything raises
         for one in queue.comparisons:  # before anything is updated

@@ -361,8 +361,8 @@ def is_finite(x: Tensor) -> bool:
 def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the L1 and the L2 norm of all elements of `x`: 0-D, in float32 at least.
 
-    On a CPU sums are formed in float64, with the same result for any number of threads. torch would add magnitudes one
-    by one in float32: with one thread it finds half of the L1 norm of 10^8 elements.
+    On a CPU sums are formed in float64, with the same result for any number of threads: torch would add one by one, and
+    find half of the L1 norm of 10^8 elements by one thread. On a GPU it forms them in float32: the last bit may differ.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     if x.device.type not in ("cpu", "meta"):
@@ -399,10 +399,7 @@ def _norms_in_c(x: Tensor) -> Tensor | None:
 
 
 def mean_norm(x: Tensor, phi: float) -> Tensor:
-    """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, in float32 at least.
-
-    On a CPU sums are formed in float64; on a GPU in float32, which may change the last bit.
-    """
+    """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, in float32 at least."""
     l1, l2 = l1_and_l2_norm(x)
     return phi * l1 / x.numel() + (1 - phi) * l2 / x.numel() ** 0.5
 

@@ -18,9 +18,7 @@ from resireduce.residuals.stored import Blocks, Hosted, Plain, Stored
 
 
 NORMS = ("residual", "compensated")
-"""What the norms are of: what is left after sending (the paper), or what was compressed (the released code)."""
 CHOICES = ("largest", "softmax")
-"""How rows and columns are chosen: by the largest norms (the paper), or drawn at random (the released code)."""
 
 
 def select(
