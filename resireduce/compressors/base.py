@@ -336,12 +336,10 @@ class NoCompression(Compressor):
     lossless: ClassVar[bool] = True
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return the gradient as its own payload, which shares the memory of `grad`."""
         return Payload.pack(grad.view(-1), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         return dense.add_(payload.buffer.view(payload.shape), alpha=scale)
 
     def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
-        """Return the message of gradients, `payloads`, whose sums are averages, since they are divided before."""
         return Dense.of(names, self, payloads)

@@ -114,7 +114,6 @@ class SparseCompressor(Compressor):
         return kind.pack(values, indices.to(index_dtype(grad)), like=grad)
 
     def _elements(self, payload: Payload) -> tuple[Tensor, ...]:
-        """Return the values and the indices that the payload holds."""
         return unpack(payload, torch.float16 if self.half else payload.dtype) if self.coded else payload.parts()
 
     def sent_indices(self, payload: Payload) -> Tensor:
