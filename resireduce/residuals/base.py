@@ -93,19 +93,16 @@ class Residual(ABC):
         self._draw: Callable[..., torch.Generator | None] = generator if dtype in Blocks.LARGEST else lambda *_: None
 
     INSTEAD: ClassVar = {
-        "addends": {"compensate_"},
-        "only_adds": {"compensate_"},
-        "leaves_stored": {"compensate_"},
-        "absorbs": {"compensate_"},
-        "update_each": {"update"},
+        "compensate_": {"addends", "only_adds", "leaves_stored", "absorbs"},
+        "update": {"update_each"},
     }
-    """Methods that do in another way what these others do."""
+    """Methods, and those that do in another way what they do."""
 
     def __init_subclass__(cls, **options: Any):
         """Where a subclass has a method of its own, have that called, and not what does the same in another way."""
         super().__init_subclass__(**options)
-        for other, done in cls.INSTEAD.items():
-            if done & vars(cls).keys() and other not in vars(cls):
+        for done in cls.INSTEAD.keys() & vars(cls).keys():
+            for other in cls.INSTEAD[done] - vars(cls).keys():
                 setattr(cls, other, next(vars(one)[other] for one in reversed(cls.__mro__) if other in vars(one)))
 
     @property

@@ -154,7 +154,7 @@ class AverageResidual(GroupResidual):
     Source: ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2).
     """
 
-    INSTEAD: ClassVar = GroupResidual.INSTEAD | {"fold_each": {"weight", "fold", "finish"}}
+    INSTEAD: ClassVar = GroupResidual.INSTEAD | {name: {"fold_each"} for name in ("weight", "fold", "finish")}
     phi: float | None = None
     """Weight of the L1 norm in the weights; None: all weights are 1."""
 
