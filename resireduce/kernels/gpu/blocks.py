@@ -84,7 +84,7 @@ def compress_blocks_(
     """Add the second of each of `sums` to the first, write what is sent of it, and leave there what is not.
 
     Args:
-        sums: contiguous float32, float16 or bfloat16, finite and not empty; None: nothing is added.
+        sums: as in bucket.py, finite; None: nothing is added.
         payloads: receives what is sent of each: 1-D uint8, scales in float32 and then levels, in memory of one message.
             Levels are bytes or, of 4 bits, planes of bits as `pack_codes` makes them. What pads it is left as it is.
         block, bits: elements that share a scale, a power of two up to ELEMENTS, and the bits of a level, 8 or 4.
@@ -107,9 +107,8 @@ def add_blocks_(
 ) -> None:
     """Add `scale` x what ranks have `sent`, as `compress_blocks_` writes it, to each of the `targets`, rank by rank.
 
-    targets: contiguous float32, float16 or bfloat16. sent: of each target, the payload of every rank: 1-D uint8, scales
-    and then levels. It takes one launch where the payloads of all ranks lie equally far apart; otherwise one for each
-    rank. zero: whether targets are set to zeros before.
+    sent: of each target, the payload of every rank. It takes one launch where the payloads of all ranks lie equally far
+    apart; otherwise one for each rank. zero: whether targets are set to zeros before.
     """
     distance = apart([[one.data_ptr() for one in own] for own in sent])
     if distance is None:

@@ -5,7 +5,7 @@ their bits. Those of the k-th largest are found eight at a time, from the highes
 each value of these eight bits, among those that agree in the higher ones. Then each chunk counts its elements above the
 k-th largest and those equal to it, which gives the places where it writes those that are selected. What is left of
 tensors that share a residual is folded into it in one more launch. A kernel is told by `like`, a pointer, of which
-dtype the tensors in its table are.
+dtype the tensors in its table are. All are on one device, contiguous, of float32, float16 or bfloat16, and not empty.
 """
 
 from collections.abc import Iterable, Sequence
@@ -317,9 +317,9 @@ def _add_sent(table, values, indices, ranks, apart, scale, ZERO: tl.constexpr, R
 
 
 def select(tensors: Sequence[Tensor], ks: Sequence[int]) -> list[Tensor]:
-    """Return, for each of several 1-D tensors, what `largest_magnitudes` does: int64, ascending.
+    """Return what `largest_magnitudes` does for each of several 1-D `tensors`, without NaN: int64, ascending.
 
-    tensors: contiguous, all of float32, float16 or bfloat16, without NaN. ks: 1 to as many elements as each has.
+    ks: how many of each, 1 to as many elements as it has.
     """
     until = [*accumulate(ks)]
     out = torch.empty(until[-1], dtype=torch.int64, device=tensors[0].device)
@@ -340,8 +340,7 @@ def compress_topk_(
     Of equal magnitudes those with the highest indices are chosen; indices ascend; zeros are left in their places.
 
     Args:
-        sums: contiguous, all of float32, float16 or bfloat16, and not empty; without NaN, unless they are checked.
-            None: nothing is added.
+        sums: all of one dtype; without NaN, unless they are checked. None: nothing is added.
         ks: how many elements of each are sent: 1 to as many as it has.
         payloads: receives what is sent of each: 1-D uint8, in memory of one message, values and int32 indices, those of
             the wider dtype first, padded to 8 bytes.
@@ -365,10 +364,8 @@ def compress_topk_(
 
 
 def blank_spoilt_(gradients: Sequence[Tensor]) -> Tensor:
-    """Fill with zeros those of `gradients` that hold NaN or infinity; return 1 for these, and 0 for each other: int64.
-
-    They are contiguous, of float32, float16 or bfloat16, on one device, and not empty. The host does not wait for it.
-    """
+    """Fill with zeros those of `gradients` that hold NaN or infinity; return 1 for these, and 0 for each other: int64,
+    on their device, for which the host does not wait."""
     first, number = gradients[0], len(gradients)
     rows = tuple(row_of(one, last=one.data_ptr()) for one in gradients)
     grid, table = _table.__wrapped__(rows, 2 * TILE, first.device, 0, (0,) * number)  # the answers, as no other has it
@@ -386,10 +383,7 @@ def room_for_norms(tensors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]
 
 
 def sum_chunks(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return, of each chunk of each of the `tensors`, the sum of magnitudes and that of squares: (chunks, 2), float64.
-
-    They are contiguous, of float32, float16 or bfloat16, on one device, and not empty.
-    """
+    """Return, of each chunk of each of `tensors`, the sum of magnitudes and that of squares: (chunks, 2), float64."""
     room, parts = room_for_norms(tensors)
     launch(_sum_chunks, *table_of(map(row_of, tensors), 2 * TILE, room), tensors[0], room, TILE)
     return parts
@@ -401,7 +395,7 @@ def fold_(
     into: Sequence[tuple[Tensor, bool]],
     phi: float | None,
 ) -> Sequence[Tensor]:
-    """Do as `fold_` in ops.py, where `errors` are all of float32, float16 or bfloat16. Without `phi` weights are 1."""
+    """Do as `fold_` in ops.py, where `errors` are all of one dtype. Without `phi` weights are 1."""
     unknown = [error for own in errors for error, norms in own if norms is None and phi is not None]
     formed = sum_chunks(unknown) if unknown else ()  # held until the launch
     found = iter(formed)

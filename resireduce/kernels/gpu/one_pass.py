@@ -1,4 +1,5 @@
-"""Kernels that go over one tensor once: where rows cross columns, codes of few bits.
+"""Kernels that go over one tensor once: where rows cross columns, codes of few bits. All tensors are contiguous, and
+those of values float32, float16 or bfloat16.
 
 The modules of the kernels can be imported, and read, without Triton.
 """
@@ -82,8 +83,7 @@ def _cross(matrix, down, across, values, width, n, ADD: tl.constexpr, TILE: tl.c
 def cross_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, adds: bool) -> None:
     """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` of 2-D `matrix`; or copy into `values` what lies there.
 
-    All are contiguous, and no index occurs twice. matrix and values are float32, float16 or bfloat16, of one dtype
-    unless it `adds`; the others int32.
+    No index occurs twice. matrix and values are of one dtype unless it `adds`; the others int32.
     """
     height, n = values.shape
     launch(_cross, (height, -(-n // TILE)), matrix, rows, columns, values, matrix.shape[1], n, adds, TILE)
@@ -129,10 +129,9 @@ def _encode(values, drawn, codes, scales, n, TINY: tl.constexpr, BITS: tl.conste
 
 
 def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
-    """Add the numbers that `codes` of 8 or 4 `bits` and float32 `scales` encode to contiguous `target`.
+    """Add the numbers that `codes` of 8 or 4 `bits` and float32 `scales` encode to `target`.
 
-    target: float32, float16 or bfloat16, of 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the
-    first below.
+    target: 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the first below.
     """
     n = target.numel()
     launch(_decode_add, (-(-n // TILE),), target, codes, scales, n, bits, TILE)
@@ -141,8 +140,8 @@ def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int) -> Non
 def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int) -> None:
     """Write `values` as `codes` of 8 or 4 `bits` and `scales`, in the form that `decode_add_` reads.
 
-    values: contiguous, float32, float16 or bfloat16. drawn: float32, as many, on [0, 1): each value, in units of its
-    scale, is rounded up if its fraction and this number add up to 1 or more.
+    drawn: float32, as many, on [0, 1): each value, in units of its scale, is rounded up if its fraction and this number
+    add up to 1 or more.
     """
     n = values.numel()
     launch(_encode, (-(-n // (ROWS * BLOCK)),), values, drawn, codes, scales, n, TINY, bits, ROWS)
