@@ -1,6 +1,8 @@
 """Properties of compressors, for gradients of every kind: nothing in them, ties, one element, huge and tiny values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,14 +12,14 @@ from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
 from resireduce.compressors.adtopk import ADTopK
-from resireduce.compressors.base import State
+from resireduce.compressors.base import NoCompression, State
 from resireduce.compressors.chunked import L1Chunks
 from resireduce.compressors.packed import SparseCompressor
 from resireduce.compressors.quantized import QSGD, Fp16
 from resireduce.compressors.thresholds import Threshold
 from resireduce.compressors.topk import RandomK, TopK
 from resireduce.contrib.oktopk import OkTopK
-from resireduce.core.messages import Payload
+from resireduce.core.messages import Message, Payload, Summed
 from resireduce.kernels.ops import by_keys, largest_magnitudes
 from resireduce.pieces import share
 from resireduce.residuals.base import select
@@ -173,6 +175,28 @@ def test_the_state_of_a_compressor_stays_where_a_tensor_has_no_gradient() -> Non
 
     both, first = "compressor.both.calls", "compressor.first.calls"
     assert LocalWorld(2).run(rank) == [[both, first], [both]]
+
+
+@dataclass(frozen=True)
+class Halved(NoCompression):
+    """Sends the gradient in bfloat16."""
+
+    lossless: ClassVar[bool] = False
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        return Payload.pack(grad.view(-1).bfloat16(), like=grad)
+
+    def message(self, names: Sequence[str], payloads: Sequence[Payload]) -> Message:
+        return Summed.of(names, self, payloads)
+
+
+def test_a_lossy_form_of_no_compression_keeps_what_it_does_not_send() -> None:
+    model = nn.ParameterDict({"weight": torch.ones(100, 100)})
+    optimizer = distributed(model, compressor=Halved())
+    (model["weight"] * 1.001).sum().backward()
+    optimizer.step()
+    (held,) = residuals(optimizer).values()
+    assert torch.equal(held, torch.full((100, 100), 1.001) - 1)
 
 
 @given(grad=tensors(), density=densities)

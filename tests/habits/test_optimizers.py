@@ -232,3 +232,31 @@ def test_a_step_that_calls_that_of_its_base_class(update: str) -> None:
         models.append(model)
         runs.append(len(hooks))
     assert same(*models[:2]) and same(*models[1:]) and runs == [3, 6, 6]
+
+
+@pytest.mark.parametrize("changes", ["a function around it goes", "it becomes another class"])
+def test_the_class_of_an_optimizer_changes_after_it_was_distributed(
+    changes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Averages come some at a time as long as the class is the one that was distributed, with its own step."""
+    model, held = seeded(Small), list[int]()
+
+    class Noting(torch.optim.AdamW):
+        step_is_separable = True
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            held.append(sum(one.grad is not None for one in model.parameters()))
+            super().step()
+
+    class Other(Noting):
+        pass
+
+    plain, step = Noting(model.parameters(), 0.01), Noting.step
+    with monkeypatch.context() as around:
+        around.setattr(Noting, "step", lambda self, closure=None: step(self))
+        optimizer = distributed(model, plain, compressor="none")
+    if changes == "it becomes another class":
+        plain.__class__ = Other
+    take_steps(optimizer, lambda: model(torch.ones(3, INPUTS)).square().mean(), 1)
+    assert sum(held) == len([*model.parameters()])
+    assert (len(held) == 1) == (changes == "it becomes another class")
