@@ -62,7 +62,7 @@ class InPlace(Plain):
         return self.values, grad
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        if value is not self.values:  # which was formed in this memory
+        if value is not self.values:  # formed elsewhere, as a residual of one's own may do
             super().set_(value, source)
 
 

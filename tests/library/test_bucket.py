@@ -22,7 +22,8 @@ from tests.worlds import distributed
 
 MIB = 2**20
 MOST_FILES = 12
-"""So many files a reader of a plain step opens: one weight, top-k, full residuals, streamed, torch.distributed."""
+"""So many files a reader of a plain step opens: one weight, top-k, full residuals, streamed, torch.distributed, and
+compiled code on a CPU."""
 
 
 class Tensor:
