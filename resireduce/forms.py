@@ -17,7 +17,7 @@ from resireduce.core.bucket import Bucket, Slot, Stage, clip_factor, scale_, sep
 from resireduce.core.feedback import ErrorFeedback, Finiteness, Sum
 from resireduce.core.messages import Message, Payload, Round, Summed
 from resireduce.core.step import Exchange, Flat, LaunchQueue, Skipped, Streamed, UnderWay, Unscaled
-from resireduce.core.update import Updater, separable
+from resireduce.core.update import Updater
 from resireduce.errors import NonFiniteGradient, UsageError, warn
 from resireduce.guard import WAS_DROPPED
 from resireduce.kernels.ops import is_finite
@@ -384,13 +384,6 @@ def build_exchange(
     for slot in slots:
         layers[slot.name.rpartition(".")[0]] += slot.nbytes
     nbytes, largest, world = layers.total(), max(layers.values()), levels.world
-    if settings.streamed and not separable(optimizer)():
-        name = type(optimizer).__name__
-        warn(
-            f"{name} is not known to update each parameter by itself, so all averages, {nbytes / 2**20:,.1f} MiB, are "
-            "held at once for its step(). If it does, say so by a class attribute step_is_separable = True in "
-            f"{name}"
-        )
     scaling = Unscaled() if settings.scaler is None else Scaling(settings, feedback)
     lifetime = (Early if settings.in_backward else Streamed)(scaling, largest)
     if not settings.streamed:
@@ -407,6 +400,13 @@ def build_exchange(
     measures = settings.max_grad_norm is not None or (settings.streamed and scaling.skips)
     updater = (MeasuringUpdater if measures else Updater)(optimizer, queue)
     updater.largest = settings.max_grad_norm
+    if settings.streamed and not updater.is_separable():
+        name = type(optimizer).__name__
+        warn(
+            f"{name} is not known to update each parameter by itself, so all averages, {nbytes / 2**20:,.1f} MiB, are "
+            "held at once for its step(). If it does, say so by a class attribute step_is_separable = True in "
+            f"{name}"
+        )
     is_alone = isinstance(world, LocalCommunicator)  # and may be forked
     exchange = Exchange if settings.residual_device is None else Prefetching
     return exchange(queue, updater, bool if is_alone else partial(refuse_fork, os.getpid()))

@@ -173,7 +173,7 @@ def watch_orphans(parameters: Iterable[Tensor]) -> None:
 
 
 class Resumed:
-    """Warns at a step before which an optimizer was given a state, but `residual`, if it has any tensors, was not."""
+    """Warns at a step if the optimizer was given a state before it, and `residual`, which has tensors, was not."""
 
     def __init__(self, residual: Residuals):
         self._residual = residual
@@ -229,7 +229,7 @@ def _has_values(tensor: Tensor) -> bool:
 
 
 STEPS = 2
-"""Steps before which ranks compare: a forward pass may have made parameters, and then the first step changes them."""
+"""How many steps ranks compare before: a forward pass may have made parameters, and the first step changes them."""
 PIECE = 1 << 18
 """Elements that are added up at once, in 16 bytes each."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

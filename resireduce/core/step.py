@@ -131,16 +131,17 @@ class Exchange:
         return self.steps > step
 
 
-# --- What a plain step does where an option would do something else: `resireduce.forms` has the other forms ---
+# --- What a plain step does where an option would do something else: `forms.py` and `node.py` have the other forms ---
 #
 # attribute   plain step    chosen instead when the optimizer is built
 # scaling     Unscaled      Scaling: grad_scaler
 # lifetime    Streamed      Kept: gradients="kept"; Early: update="in_backward"
 # route       Flat          ByNodes: hierarchy="node"
 # under_way   UnderWay      InRounds: compressors whose ranks make payloads in rounds
-# queue       LaunchQueue   Varying: densities that change, a warm-up
-# updater     Updater       MeasuringUpdater: max_grad_norm
+# queue       LaunchQueue   Varying: messages of several ranks whose form depends on the step, as in a warm-up
+# updater     Updater       MeasuringUpdater: max_grad_norm, or grad_scaler with streamed gradients
 # exchange    Exchange      Prefetching: residual_device
+# finiteness  Finiteness    SeenInSums: top-k in compiled code, where residuals stay until they are updated
 
 
 class Unscaled:

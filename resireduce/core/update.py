@@ -37,15 +37,16 @@ def separable(optimizer: torch.optim.Optimizer) -> Callable[[], bool]:
     mixes = isinstance(optimizer, torch.optim.Adafactor) and len(dtypes) > 1  # its default eps is of the first dtype
     if mixes or not (kind.__qualname__ in SEPARABLE.get(package, "").split() if says_so is None else says_so):
         return bool
-    return partial(_is_untouched, optimizer, kind, package, kind if says_so else None)
+    trusted: Callable[[], object] = (lambda: kind.step) if says_so else (lambda: None)
+    return partial(_is_untouched, optimizer, kind, package, trusted)
 
 
-def _is_untouched(optimizer: torch.optim.Optimizer, kind: type, package: str, trusted: type | None) -> bool:
+def _is_untouched(optimizer: torch.optim.Optimizer, kind: type, package: str, trusted: Callable[[], object]) -> bool:
     """Whether `optimizer` is still of this `kind`, and only torch or `package` has put functions around its `step`, as
-    far as that of the class `trusted`, if any; functools.wraps gives such a one the name and module of another."""
+    far as the one that is `trusted`; functools.wraps gives such a one the name and module of another."""
     if type(optimizer) is not kind:
         return False
-    step, last = vars(optimizer).get("step", type(optimizer).step), getattr(trusted, "step", None)
+    step, last = vars(optimizer).get("step", type(optimizer).step), trusted()
     while step is not last:  # as torch's schedulers count steps, and its hooks are called, around it
         module = getattr(step, "__globals__", {}).get("__name__")
         if not f"{module}.".startswith(("torch.", f"{package}.")):
@@ -76,7 +77,7 @@ class Updater:
         self.optimizer, self.queue, self.lifetime = optimizer, queue, queue.lifetime
         self._known = {id(slot.parameter) for slot in queue.slots}
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
-        self._is_separable = separable(optimizer)
+        self.is_separable = separable(optimizer)
 
     def check_parameters(self) -> None:
         """Raise UsageError if the wrapped optimizer lacks a parameter now, or has a gradient that nobody averages."""
@@ -91,7 +92,7 @@ class Updater:
 
     def can_be_sliced(self) -> bool:
         """Whether the wrapped optimizer may be called for a few parameters at a time."""
-        return not has_hooks(self.optimizer) and self._is_separable()
+        return not has_hooks(self.optimizer) and self.is_separable()
 
     def note(self, slots: Sequence[Slot]) -> None:
         """Note the averages of `slots`, which have come, and let messages go that `settle` does not need."""

@@ -35,7 +35,7 @@ INLINE float largest_of(const float *x, int64_t count)
 INLINE int ascend(const int32_t *numbers, int64_t count, int64_t limit)
 {
     for (int64_t i = 0; i < count; i++)
-        if (numbers[i] < (i ? numbers[i - 1] + 1 : 0) || numbers[i] >= limit)
+        if (numbers[i] <= (i ? numbers[i - 1] : -1) || numbers[i] >= limit)
             return 0;
     return 1;
 }

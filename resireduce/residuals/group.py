@@ -21,7 +21,7 @@ def is_whole(tensor: Tensor) -> bool:
 
 
 def is_sum(error: Tensor) -> bool:
-    """Return whether `error` can wait for the next one as a sum of errors would, in memory that could hold this sum."""
+    """Return whether `error` has memory of its own, in the dtype of sums, so that they can be formed in it."""
     return is_whole(error) and error.dtype == norm_dtype(error)
 
 
@@ -181,8 +181,7 @@ class AverageResidual(GroupResidual):
             total, weights = group.folded or (None, None)
             if total is None:
                 first = rests[0][1]
-                reused = first.dtype == torch.float32 and is_whole(first)
-                total = first if reused else torch.empty_like(first, dtype=torch.float32)
+                total = first if is_sum(first) else torch.empty_like(first, dtype=torch.float32)
             sums.append((total, weights))
             errors.append([(error, norms) for _, error, norms in rests])
             into.append((room_or(total, group.stored) if ends else total, ends))

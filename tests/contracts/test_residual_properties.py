@@ -98,7 +98,7 @@ def test_a_group_holds_one_tensor_beside_an_error(dtype: torch.dtype, most: int)
     """Bytes an element, of a sum in float32 and, of 16 bits, of the error and its copy: nothing else has waited."""
     n = 10_000
     with LiveBytes(lambda tensor: True) as alive:
-        residual = WeightedResidual(grouping=Grouping(groups=(("a", "b", "c"),)))
+        residual = AverageResidual(grouping=Grouping(groups=(("a", "b", "c"),)))
         for name in "abc":
             residual.register(name, torch.empty(n, dtype=dtype))
         before = alive.current_bytes

@@ -395,7 +395,7 @@ def fold_(
     into: Sequence[tuple[Tensor, bool]],
     phi: float | None,
 ) -> Sequence[Tensor]:
-    """Do as `fold_` in ops.py, where `errors` are all of one dtype. Without `phi` weights are 1."""
+    """Do as `fold_` in ops.py, where `errors` are all of one dtype."""
     unknown = [error for own in errors for error, norms in own if norms is None and phi is not None]
     formed = sum_chunks(unknown) if unknown else ()  # held until the launch
     found = iter(formed)
