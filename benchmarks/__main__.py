@@ -51,7 +51,7 @@ GROUPS: dict[str, Commands] = {
         "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
         "summary": (
             "benchmarks.analysis.summaries",
-            "sum a run up as JSON: intervals, tell, rivals, systems, rates or tuned",
+            "sum a run up as JSON: intervals, tell, rivals, systems, rates, tuned or reach",
         ),
         "claims": (
             "benchmarks.analysis.claims.claims_command",

@@ -112,7 +112,7 @@ def refusal(name: str, done: str = "its residual is unchanged") -> NonFiniteGrad
     """Return the error for tensor `name`, whose gradient is not finite; `done`: what became of it."""
     return NonFiniteGradient(
         f"the gradient of {name!r} holds NaN or infinity; {done}. "
-        "Lower the learning rate, or look at the loss of this step"
+        "Lower the learning rate, or look at the loss of this step; then go on from a checkpoint"
     )
 
 
