@@ -181,7 +181,8 @@ class AverageResidual(GroupResidual):
             total, weights = group.folded or (None, None)
             if total is None:
                 first = rests[0][1]
-                total = first if is_sum(first) else torch.empty_like(first, dtype=torch.float32)
+                reused = first.dtype == torch.float32 and is_whole(first)
+                total = first if reused else torch.empty_like(first, dtype=torch.float32)
             sums.append((total, weights))
             errors.append([(error, norms) for _, error, norms in rests])
             into.append((room_or(total, group.stored) if ends else total, ends))
